@@ -8,10 +8,13 @@ NONE = "none"
 TOOL_PARSERS = (
     AUTO,
     NONE,
+    "deepseek_v3",
+    "deepseek_v31",
     "functionary",
     "function_tag",
     "harmony",
     "hermes",
+    "kimi_k2",
     "llama3",
     "mistral",
     "nemotron",

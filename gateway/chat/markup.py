@@ -22,6 +22,7 @@ from gateway.chat.formats import (
     object_lists,
     pythonic,
     qwen_coder,
+    section_calls,
     seed_oss,
 )
 from gateway.chat.message_parser import MessageParser
@@ -79,6 +80,23 @@ TOOL_MARKUPS = {
         qwen_coder.QwenCoderParser, (qwen_coder.BEGIN, qwen_coder.END), qwen_coder.FORM
     ),
     "seed_oss": ToolMarkup(seed_oss.SeedParser, (seed_oss.BEGIN, seed_oss.END), seed_oss.FORM),
+    "deepseek_v3": ToolMarkup(
+        section_calls.DeepSeekParser,
+        section_calls.DEEPSEEK_MARKERS,
+        section_calls.DEEPSEEK_V3_FORM,
+        lead=section_calls.DEEPSEEK_V3_LEAD,
+    ),
+    "deepseek_v31": ToolMarkup(
+        section_calls.DeepSeekParser,
+        section_calls.DEEPSEEK_MARKERS,
+        section_calls.DEEPSEEK_V31_FORM,
+    ),
+    "kimi_k2": ToolMarkup(
+        section_calls.KimiParser,
+        section_calls.KIMI_MARKERS,
+        section_calls.KIMI_FORM,
+        sketch=section_calls.KIMI_SKETCH,
+    ),
     "hermes": ToolMarkup(hermes.HermesParser, (hermes.BEGIN, hermes.END), hermes.FORM),
     "nemotron": ToolMarkup(
         object_lists.NemotronParser,

@@ -17,6 +17,8 @@ from gateway.chat.thought_grammar import ANY_TEXT, marker_part, marker_parts, th
 from gateway.grammars.grammar import check_grammar_length, json_schema_part, text_part
 from protocol.errors import InvalidRequest
 
+NamePart = Callable[[str], str]
+"""Returns the part of a grammar that a tool's name is written as."""
 CallRules = Callable[[str, str, dict[str, Any]], list[str]]
 """Returns the rules of one call, given the name of the first rule, the tool's name and its
 schema."""
@@ -27,10 +29,11 @@ class CallForm:
     """How a family writes calls: `opening` (`begin` call `end`, by `separator`) `closing`.
 
     Each is a sequence of texts, some of which may be single tokens. A call is a JSON object with
-    the arguments under `arguments_key`. If `arguments_key` is None, a call is the name, `middle`
-    and the arguments. A family that writes calls in its own way has `call_rules`. If `is_marked` is
-    False, no text shows for certain where calls begin. If `separator` is None, there is at most one
-    call. If `is_whole` is True, a message is a call or an answer, each with a header.
+    the arguments under `arguments_key`. If `arguments_key` is None, a call is the name (as
+    `name_part` says), `middle` and the arguments. A family that writes calls in its own way has
+    `call_rules`. If `is_marked` is False, no text shows for certain where calls begin. If
+    `separator` is None, there is at most one call. If `is_whole` is True, a message is a call or an
+    answer, each with a header.
     """
 
     opening: tuple[str, ...] = ()
@@ -40,6 +43,7 @@ class CallForm:
     separator: tuple[str, ...] | None = None
     arguments_key: str | None = "arguments"
     middle: tuple[str, ...] = ()
+    name_part: NamePart = text_part
     call_rules: CallRules | None = None
     is_marked: bool = True
     is_whole: bool = False
@@ -104,7 +108,7 @@ class ToolGrammar:
 
     def _may_call(self, conversation: Conversation) -> str:
         form = self.form
-        lead, *rest = [*form.opening, *form.begin] or [""]
+        lead, *rest = form.opening or form.begin or ("",)
         if not lead or not form.is_marked:
             raise InvalidRequest(
                 "'tools': 'strict' needs 'tool_choice' to be \"required\" or a function's name, "
@@ -118,7 +122,7 @@ class ToolGrammar:
             many = form.separator is not None and conversation.parallel_tool_calls
             calls = f"call ({self._parts(form.separator or ())} call)*" if many else "call"
         calls = f"{inner} {calls} {self._parts(form.closing)}"
-        bare = self._call_rules(conversation.tools, strict_only=True, with_begin=False)
+        bare = self._call_rules(conversation.tools, True, with_begin=bool(form.opening))
         if lead in self.ids:
             start = f"start: {ANY_TEXT} ({self._part(lead)} {calls} {ANY_TEXT}){again}"
             return "\n".join([start, *bare])
@@ -151,7 +155,8 @@ class ToolGrammar:
     def _one_call(self, name: str, schema: dict[str, Any]) -> str:
         key = self.form.arguments_key
         if key is None:
-            return f"{text_part(name)} {self._parts(self.form.middle)} {json_schema_part(schema)}"
+            before = f"{self.form.name_part(name)} {self._parts(self.form.middle)}"
+            return f"{before} {json_schema_part(schema)}"
         definitions: dict[str, Any] = {
             each: schema[each] for each in ("$defs", "definitions") if each in schema
         }

@@ -25,7 +25,9 @@ RECIPIENT_FORM = CallForm(separator=(RECIPIENT,), middle=("\n",), arguments_key=
 _TO_ALL = "all\n"
 
 
-class _Place(Enum):
+class Place(Enum):
+    """Which part of a call comes next."""
+
     CONTENT = auto()
     HEAD = auto()
     ARGUMENTS = auto()
@@ -42,44 +44,55 @@ class NamedCallsParser(ToolParser):
     head: ClassVar[re.Pattern[str]]
     head_so_far: ClassVar[re.Pattern[str]]
 
-    _place = _Place.CONTENT
+    _place = Place.CONTENT
     _value: JsonValue | None = None
 
     def _step(self) -> bool:
-        if self._place is _Place.CONTENT:
+        if self._place is Place.CONTENT:
             return self._step_content()
-        if self._place is _Place.HEAD:
+        if self._place is Place.HEAD:
             return self._step_head()
-        if self._place is _Place.ARGUMENTS:
+        if self._place is Place.ARGUMENTS:
             return self._step_arguments()
-        if self._place is _Place.AFTER_CALL:
+        if self._place is Place.AFTER_CALL:
             return self._step_after_call()
         return self._step_skip()
+
+    @property
+    def _begins(self) -> tuple[str, ...]:
+        return (self.begin,)
 
     @property
     def _markers(self) -> tuple[str, ...]:
         return (self.begin,) if self.end is None else (self.begin, self.end)
 
     def _step_content(self) -> bool:
-        if self._find_block((self.begin,)) is None:
+        found = self._find_block(self._begins)
+        if found is None:
             return False
-        self._take(len(self.begin))
-        self._place = _Place.HEAD
+        self._take(len(found))
+        self._place = Place.HEAD
         return True
 
     def _step_head(self) -> bool:
         head = self.head.match(self._pending)
         if head is not None:
             self._take(head.end())
-            self._begin_call(head["name"])
+            self._begin_named(head)
             self._value = JsonValue()
-            self._place = _Place.ARGUMENTS
+            self._place = Place.ARGUMENTS
             return True
-        if self.head_so_far.fullmatch(self._pending):
+        if self._may_become_head():
             return False
         self._restore()
-        self._place = _Place.CONTENT
+        self._place = Place.CONTENT
         return True
+
+    def _may_become_head(self) -> bool:
+        return self.head_so_far.fullmatch(self._pending) is not None
+
+    def _begin_named(self, head: re.Match[str]) -> None:
+        self._begin_call(head["name"])
 
     def _step_arguments(self) -> bool:
         value = self._value
@@ -93,10 +106,15 @@ class NamedCallsParser(ToolParser):
             self._add_arguments(value.take_json())
         if value.complete:
             self._open_block.end_call()
-            self._place = _Place.AFTER_CALL
+            self._place = Place.AFTER_CALL
         elif value.broken:
-            self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
-        return value.complete or value.broken
+            return self._step_broken()
+        return value.complete
+
+    def _step_broken(self) -> bool:
+        """At arguments that cannot be read on."""
+        self._place = Place.CONTENT if self._try_restore() else Place.SKIP
+        return True
 
     def _is_at_end(self) -> bool:
         return any(self._pending.startswith(each) for each in self._markers)
@@ -112,7 +130,7 @@ class NamedCallsParser(ToolParser):
             self._take(len(self.end))
             self._open_block.end_call()
         self._leave_block()
-        self._place = _Place.CONTENT
+        self._place = Place.CONTENT
         return True
 
     def _step_skip(self) -> bool:
@@ -120,21 +138,21 @@ class NamedCallsParser(ToolParser):
             return False
         if self.end is not None and self._pending.startswith(self.end):
             self._take(len(self.end))
-        self._place = _Place.CONTENT
+        self._place = Place.CONTENT
         return True
 
     def _end(self, is_cut: bool) -> None:
-        place, self._place = self._place, _Place.CONTENT
-        if place is _Place.ARGUMENTS:
+        place, self._place = self._place, Place.CONTENT
+        if place is Place.ARGUMENTS:
             self._end_arguments(is_cut)
-        elif place is _Place.HEAD and is_cut and self._may_be_head():
+        elif place is Place.HEAD and is_cut and self._may_be_head():
             self._block = None
             self._pending = ""
-        elif place is _Place.HEAD:
+        elif place is Place.HEAD:
             self._restore()
-        elif place is _Place.AFTER_CALL:
+        elif place is Place.AFTER_CALL:
             self._end_behind_call(is_cut, *self._markers)
-        elif place is _Place.SKIP:
+        elif place is Place.SKIP:
             self._pending = ""
         elif is_cut:
             self._drop_start()
@@ -176,7 +194,7 @@ class RecipientParser(NamedCallsParser):
     head = re.compile(r"(?P<name>[\w.-]{1,256})\n\s{0,64}(?=\{)")
     head_so_far = re.compile(r"[\w.-]{0,256}(\n\s{0,64})?")
 
-    _place = _Place.HEAD
+    _place = Place.HEAD
     _is_first = True
 
     def _step_head(self) -> bool:
@@ -193,12 +211,12 @@ class RecipientParser(NamedCallsParser):
         if self._pending.startswith(_TO_ALL):
             self._take(len(_TO_ALL))
             self._block = None
-            self._place = _Place.CONTENT
+            self._place = Place.CONTENT
             return True
         return super()._step_head()
 
     def _end(self, is_cut: bool) -> None:
-        if self._place is _Place.HEAD:
+        if self._place is Place.HEAD:
             self._block = self._block or CallBlock(is_marked=True)
         super()._end(is_cut)
 

@@ -61,7 +61,39 @@ def _seed_tags(name: str, arguments: dict[str, Any]) -> str:
     return f"<seed:tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</seed:tool_call>"
 
 
+_DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_KIMI = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+
+def _section(around: tuple[str, str], calls: list[str], separator: str = "") -> str:
+    return f"{around[0]}{separator.join(calls)}{around[1]}"
+
+
 _CALLS_OF = {
+    "deepseek_v3": lambda calls: _section(
+        _DEEPSEEK,
+        [
+            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{_json(arguments)}\n```"
+            "<｜tool▁call▁end｜>"
+            for name, arguments in calls
+        ],
+        "\n",
+    ),
+    "deepseek_v31": lambda calls: _section(
+        _DEEPSEEK,
+        [
+            f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_json(arguments)}<｜tool▁call▁end｜>"
+            for name, arguments in calls
+        ],
+    ),
+    "kimi_k2": lambda calls: _section(
+        _KIMI,
+        [
+            f"<|tool_call_begin|>functions.{name}:{place}<|tool_call_argument_begin|>"
+            f"{_json(arguments)}<|tool_call_end|>"
+            for place, (name, arguments) in enumerate(calls)
+        ],
+    ),
     "hermes": lambda calls: "\n".join(
         f"<tool_call>\n{each}\n</tool_call>" for each in _objects(calls)
     ),

@@ -42,7 +42,34 @@ def listed(begin: str, item: str, end: str) -> str:
     return f"{HEAD}{PLAIN}{{%- if m.tool_calls %}}{begin}{calls}{end}{{% endif %}}{TAIL}"
 
 
+def in_section(begin: str, call: str, end: str, separator: str = "") -> str:
+    """A template that writes the calls of a message in a section."""
+    behind = f"{{% if not loop.last %}}{{{{ '{separator}' }}}}{{% endif %}}"
+    calls = f"{{%- for call in m.tool_calls %}}{call}{behind}{{%- endfor %}}"
+    return f"{HEAD}{PLAIN}{{%- if m.tool_calls %}}{begin}{calls}{end}{{% endif %}}{TAIL}"
+
+
+DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 TEMPLATES = {
+    "deepseek_v3": in_section(
+        DEEPSEEK[0],
+        "{{ '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name"
+        " + '\\n```json\\n' + call.function.arguments + '\\n```<｜tool▁call▁end｜>' }}",
+        DEEPSEEK[1],
+        "\\n",
+    ),
+    "deepseek_v31": in_section(
+        DEEPSEEK[0],
+        "{{ '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>'"
+        " + call.function.arguments + '<｜tool▁call▁end｜>' }}",
+        DEEPSEEK[1],
+    ),
+    "kimi_k2": in_section(
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>"
+        "{{ call.function.arguments | tojson }}<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    ),
     "hermes": template("{{ '\\n<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}"),
     "qwen3_coder": template(TAGS),
     "seed_oss": template(SEED_TAGS),

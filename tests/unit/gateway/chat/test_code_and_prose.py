@@ -117,7 +117,7 @@ def test_a_backtick_far_behind_a_call_quotes_nothing(family: str) -> None:
     far = "y" * 1100
     content, calls = read(family, f"The ` key: {call} {far}`")
     assert (content.split(), calls) == (["The", "`", "key:", f"{far}`"], [PARIS])
-    near = f"The ` key: {call} {far[:900]}`"
+    near = f"The ` key: {call} {far[:800]}`"
     assert read(family, near) == (near, [])
     open_fence = f"```{far}\n{call}"
     assert read(family, open_fence) == (f"```{far}", [PARIS])

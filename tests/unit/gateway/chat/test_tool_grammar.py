@@ -10,6 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as HfTokenizer
 
 from gateway.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
+from gateway.chat.formats import section_calls
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from gateway.chat.message_events import joined_calls
 from gateway.grammars.grammar import (
@@ -37,6 +38,8 @@ CITY = {
 TOOLS = (Tool("weather", parameters=CITY, strict=True), Tool("now"))
 MARKERS = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"),
+    *section_calls.DEEPSEEK_MARKERS,
+    *section_calls.KIMI_MARKERS,
 ]
 
 
@@ -102,6 +105,8 @@ def written(family: str, vocabulary: Vocabulary, *calls: tuple[str, str]) -> str
         return "\n".join(
             f"<seed:tool_call>\n{tags(*call, padding='')}\n</seed:tool_call>" for call in calls
         )
+    if family in ("deepseek_v3", "deepseek_v31", "kimi_k2"):
+        return in_section(family, *calls)
     objects = [f'{{"name":"{name}","arguments":{value}}}' for name, value in calls]
     before, after = {
         "mistral": ("[TOOL_CALLS] [", "]"),
@@ -109,6 +114,24 @@ def written(family: str, vocabulary: Vocabulary, *calls: tuple[str, str]) -> str
         "xlam": ("[", "]"),
     }[family]
     return f"{before}{', '.join(objects)}{after}"
+
+
+def in_section(family: str, *calls: tuple[str, str]) -> str:
+    if family == "kimi_k2":
+        parts = [
+            f"<|tool_call_begin|>functions.{name}:{place}<|tool_call_argument_begin|>{value}"
+            "<|tool_call_end|>"
+            for place, (name, value) in enumerate(calls)
+        ]
+        return f"<|tool_calls_section_begin|>{''.join(parts)}<|tool_calls_section_end|>"
+    lead, middle, end, separator = "", "<｜tool▁sep｜>", "", ""
+    if family == "deepseek_v3":
+        lead, middle, end, separator = "function<｜tool▁sep｜>", "\n```json\n", "\n```", "\n"
+    parts = [
+        f"<｜tool▁call▁begin｜>{lead}{name}{middle}{value}{end}<｜tool▁call▁end｜>"
+        for name, value in calls
+    ]
+    return f"<｜tool▁calls▁begin｜>{separator.join(parts)}<｜tool▁calls▁end｜>"
 
 
 def tags(name: str, arguments: str, padding: str = "\n") -> str:
@@ -153,7 +176,11 @@ def test_a_named_call_and_one_call_at_most(family, vocabulary):
 
 
 @pytest.mark.parametrize(
-    "family", ["hermes", "mistral", "nemotron", "function_tag", "qwen3_coder", "seed_oss"]
+    "family",
+    [
+        *("hermes", "mistral", "nemotron", "function_tag", "qwen3_coder", "seed_oss"),
+        *("deepseek_v3", "deepseek_v31", "kimi_k2"),
+    ],
 )
 def test_strict_tools_hold_the_calls_of_a_free_answer(family, vocabulary):
     grammar = markup(family, vocabulary).grammar(asked("auto"), "")

@@ -167,6 +167,29 @@ def calls_of(message: MessageDelta) -> list[tuple[str, object]]:
         ),
         ("qwen3_coder", "<tool_call><function=add></function></tool_call>", "", [("add", {})]),
         (
+            "deepseek_v3",
+            "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+            '```json\n{"city": "Köln {}"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function'
+            f"<｜tool▁sep｜>add\n```json\n{ADD_TEXT}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            "Well.",
+            [WEATHER, ADD],
+        ),
+        (
+            "deepseek_v31",
+            f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{ADD_TEXT}<｜tool▁call▁end｜>",
+            "",
+            [ADD],
+        ),
+        (
+            "kimi_k2",
+            "Well.<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+            '<|tool_call_argument_begin|>{"city": "Köln {}"}<|tool_call_end|><|tool_call_begin|>'
+            f"functions.add:1<|tool_call_argument_begin|>{ADD_TEXT}<|tool_call_end|>"
+            "<|tool_calls_section_end|> Done.",
+            "Well. Done.",
+            [WEATHER, ADD],
+        ),
+        (
             "seed_oss",
             "Well.\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>\n<a>\n</parameter>\n"
             "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=add>\n"
@@ -188,6 +211,10 @@ def test_a_call_is_read(family, text, content, calls):
     ("family", "text"),
     [
         ("hermes", "no call, a < b, <tool"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜>what? {}<｜tool▁calls▁end｜>"),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜> a <｜tool▁"),
+        ("kimi_k2", "<|tool_call_begin|>functions.add:0{}<|tool_call_end|>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>" + "x" * 700),
         ("hermes", "<tool_call>not json</tool_call>"),
         ("hermes", "a\n<tool_call>{} b </tool_call>  "),
         ("hermes", '<tool_call>{"name": 1, "arguments": {}}</tool_call>'),
@@ -231,6 +258,11 @@ def test_what_is_no_call_is_content_unchanged(family, text):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_call_that_breaks_off_keeps_what_it_said(family):
     text = {
+        "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n"
+        '```json\n{"a": "x',
+        "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": "x',
+        "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
+        '<|tool_call_argument_begin|>{"a": "x',
         "hermes": '<tool_call>{"name": "add", "arguments": {"a": "x',
         "llama3": '{"name": "add", "parameters": {"a": "x',
         "mistral": '[TOOL_CALLS]add[ARGS]{"a": "x',
@@ -292,6 +324,23 @@ def test_without_parallel_calls_the_first_one_counts():
     assert calls_of(message) == [WEATHER]
 
 
+def test_kimi_s_calls_keep_their_ids_if_these_are_numbered_and_new():
+    """A chat template of Kimi writes a past call by its id."""
+    names = ("functions.add:3", "functions.add:3", "add", "get_weather:4")
+    calls = [
+        f"<|tool_call_begin|>{each}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+        for each in names
+    ]
+    text = f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"
+    for pieces in ([text], list(text)):
+        found = [call.begin for call in joined_calls(parse("kimi_k2", pieces).events)]
+        assert [each.name for each in found] == ["add", "add", "add", "get_weather"]
+        ids = [each.id for each in found]
+        assert (ids[0], ids[3]) == ("functions.add:3", "get_weather:4")
+        assert all(each.startswith("call_") for each in ids[1:3])
+        assert len(set(ids)) == 4
+
+
 def test_ids_are_the_same_in_every_attempt_and_differ_between_calls():
     first, second = (joined_calls(parse("mistral", [t]).events) for t in ("[TOOL_CALLS]add{}",) * 2)
     assert first == second
@@ -349,6 +398,10 @@ def test_a_message_that_goes_on_may_have_opened_its_reasoning(prefill, text, rea
 
 
 CALLS_BY_FAMILY = {
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    '{"city": "Köln {}"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    '<|tool_call_argument_begin|>{"city": "Köln {}"}<|tool_call_end|><|tool_calls_section_end|>',
     "hermes": HERMES_CALL,
     "llama3": '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Köln {}"}}',
     "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "Köln {}"}',
@@ -383,6 +436,10 @@ def test_a_call_in_reasoning_that_is_closed_later_is_reasoning(family, call):
 
 
 FRAGMENTS = [
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.add:0", "```"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>", "```json\n"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
     *("<TOOLCALL>", "</TOOLCALL>", "<function=", "add>", "</function>", ">>>", "all\n", "add\n"),
     *("<parameter=a>\n", "<parameter=", "</parameter>", "True", "1", "\\u12", "\\d"),
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
