@@ -97,6 +97,8 @@ def _write_trace(settings: TraceSettings, fleet: _Fleet, request_id: str) -> int
     status = _write(settings, request_id, perfetto_trace(trace, _records_of(trace, fleet)))
     if not status and trace["attempts"]:
         print_table(plain_console(), time_table(trace))
+    elif not status and trace.get("error"):
+        print(f"{request_id} was refused before workers were chosen: {trace['error']}")
     return status
 
 

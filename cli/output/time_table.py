@@ -24,6 +24,8 @@ def time_table(trace: dict[str, Any]) -> Table:
     table.add_column("time", justify="right")
     table.add_column("what happened")
     table.add_row("reason", "", trace["placement"]["reason"])
+    if trace.get("error"):
+        table.add_row("error", "", trace["error"])
     if trace.get("predicted_ttft_ms") is not None:
         table.add_row("forecast", _shown_ms(trace["predicted_ttft_ms"]), _cost_words(trace))
     if worker := prefill or decode:

@@ -261,6 +261,9 @@ class Dispatcher:
         if not outcome:
             outcome = "closed"
             self._actions.carry_out(generation, generation.end(outcome))
+        over = generation.state
+        if isinstance(over, states.Over) and over.error is not None:
+            generation.trace.error = over.error.code or over.error.kind
         is_over = self._generations.get(name) is generation
         if is_over:
             del self._generations[name]

@@ -70,6 +70,7 @@ class AttemptTrace(msgspec.Struct):
 class RequestTrace(msgspec.Struct):
     """One generation from its arrival to its end; `outcome` is None while it runs.
 
+    `error` is the code of the error with which it ended, "" without one.
     `context` is the trace that the request is part of, the client's own or one that begins here.
     `owner` is the digest of the key that sent the request, `key` the key's name. The attempt that
     gave the first token is `first_token_attempt`; it did not compute `num_cached_tokens` of the
@@ -89,6 +90,7 @@ class RequestTrace(msgspec.Struct):
     last_token_us: int = 0
     finished_us: int = 0
     outcome: str | None = None
+    error: str = ""
     context: TraceContext | None = None
     owner: bytes = b""
     key: str = ""

@@ -41,6 +41,7 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
         "trace_id": trace.trace_id,
         "key": trace.key or None,
         "outcome": trace.outcome or RUNNING,
+        "error": trace.error or None,
         "received_us": trace.received_us,
         "tokenized_us": trace.tokenized_us,
         "placement": _placement_json(last) if last else None,
@@ -87,7 +88,7 @@ def receipt_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
     Without process ids, endpoints or clocks."""
     whole = trace_json(trace, now_us)
     names = (
-        "request_id", "trace_id", "outcome", "received_us", "finished_us", "placement",
+        "request_id", "trace_id", "outcome", "error", "received_us", "finished_us", "placement",
         "predicted_ttft_ms", "ttft_ms", "tpot_ms", "num_prompt_tokens", "num_cached_tokens",
         "num_computed_before", "prompt_sources", "num_output_tokens", "attempts", "stages",
     )  # fmt: skip

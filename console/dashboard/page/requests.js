@@ -172,6 +172,7 @@ function facts(trace) {
 		["KV moved", ...moved],
 		["Received", clock(trace.received_us), "UTC"],
 		...(trace.key ? [["Key", trace.key]] : []),
+		...(trace.error ? [["Error", trace.error]] : []),
 	];
 }
 

@@ -23,6 +23,8 @@ def main(argv: list[str]) -> int:
 KNOWN = trace_json(RequestTrace("cmpl-1-0", 1_000_000, 5, 1_000_010), 1_000_050)
 
 
+REFUSED = RequestTrace("cmpl-4-0", 1_000_000, 5, 1_000_010, finished_us=1_000_020)
+REFUSED.outcome, REFUSED.error = "failed", "target_unreachable"
 PLACED = RequestTrace("cmpl-3-0", 1_000_000, 5, 1_000_010)
 PLACED.attempts = [
     AttemptTrace(
@@ -53,6 +55,7 @@ def flight(process: str) -> dict[str, object]:
 ANSWERS: dict[str, object] = {
     "/requests/cmpl-1/trace": KNOWN,
     "/requests/cmpl-3/trace": trace_json(PLACED, 1_000_050),
+    "/requests/cmpl-4/trace": trace_json(REFUSED, 1_000_050),
     "/fleet": {"workers": WORKERS},
     "/flight?process=router": flight("router"),
     "/flight?process=d1": flight("d1"),
@@ -88,6 +91,13 @@ def test_it_writes_a_file_for_perfetto(
     assert main(["--router-url", url, "cmpl-1", "--out", str(path)]) == 0
     assert json.loads(path.read_text())["otherData"]["request_id"] == "cmpl-1-0"
     assert "ui.perfetto.dev" in capsys.readouterr().out
+
+
+def test_a_refused_request_says_why(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--router-url", url, "cmpl-4", "--out", str(tmp_path / "one.json")]) == 0
+    assert "refused before workers were chosen: target_unreachable" in capsys.readouterr().out
 
 
 def test_an_unknown_request_and_a_bad_file(

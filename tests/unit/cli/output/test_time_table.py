@@ -91,6 +91,11 @@ def test_a_local_prefill_has_no_transfer() -> None:
     assert rows == [["reason", "", "because"], ["prompt", "", "15 tokens in 1 chunk"]]
 
 
+def test_a_request_that_failed_says_why() -> None:
+    found = shown(trace(None, None, outcome="failed", error="deadline_exceeded"))
+    assert found[:2] == [["reason", "", "because"], ["error", "", "deadline_exceeded"]]
+
+
 @pytest.mark.parametrize(("outcome", "until"), [("running", "now"), ("failed", "the end")])
 def test_a_request_without_a_token(outcome: str, until: str) -> None:
     prefill = {"worker_id": "prefill-1", "cached_tokens": 48, "chunks": [], "writes": []}

@@ -10,6 +10,7 @@ import pytest
 from protocol.errors import DeadlineUnreachable, TargetUnreachable
 from protocol.events import WorkerStats
 from protocol.messages import FinishReason, Generate, Prefill
+from router.requests.trace_json import receipt_json
 from router.routing.placement import Targets
 from tests.unit.router.fake_worker import FakeWorker
 from tests.unit.router.router_harness import (
@@ -96,6 +97,10 @@ async def test_a_request_that_cannot_be_in_time_is_refused_at_once(queue: Queue)
         await consumer.end()
     assert caught.value.status == 503
     assert 30 <= caught.value.retry_after_s <= 50, "20 s of the 50 were left at first"
+    trace = queue.harness.traces.get("next")
+    assert trace is not None
+    receipt = receipt_json(trace, 0)
+    assert (receipt["outcome"], receipt["error"]) == ("failed", "deadline_unreachable")
     assert queue.harness.metric("refusals_total", reason="deadline_unreachable") == 1
     assert queue.harness.metric("attempts_total", mode="local") == 1
     assert queue.harness.dispatcher.inflight == 1
