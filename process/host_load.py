@@ -10,7 +10,7 @@ not report stay 0.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 PERIOD_S = 2.0
@@ -47,7 +47,8 @@ class HostLoad:
         """The totals, at most `PERIOD_S` old by `now`, which is monotonic."""
         if now - self._read_at >= PERIOD_S:
             self._read_at = now
-            self._totals = self._read()
+            read = self._read()  # 0 for what cannot be read now, as without room for an open file
+            self._totals = CpuTotals(*map(max, astuple(self._totals), astuple(read)))
         return self._totals
 
     def _read(self) -> CpuTotals:
@@ -73,11 +74,13 @@ class HostLoad:
         try:
             names = os.listdir(tasks)
         except OSError:
-            return {}
+            return self._threads
         for name in names:
             fields = _text(tasks / name / "schedstat").split()
             if len(fields) >= 2:
                 found[name] = int(fields[0]), int(fields[1])
+            elif name in self._threads:  # it has just ended, or no file can be opened now
+                found[name] = self._threads[name]
         return found
 
     def _busy_us(self) -> int:

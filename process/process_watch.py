@@ -6,6 +6,7 @@ loses its lease. Processes of other machines or pid namespaces cannot be watched
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -27,17 +28,25 @@ class WatchedProcess:
     """A process by pid. A later process with the same pid counts as another process."""
 
     def __init__(self, pid: int) -> None:
-        try:
-            self._process: psutil.Process | None = psutil.Process(pid)
-        except psutil.NoSuchProcess:
-            self._process = None
+        self._pid = pid
+        self._process: psutil.Process | None = None
+        self._has_ended = False
+        self.has_ended()
 
     def has_ended(self) -> bool:
-        """Whether the process has exited. A stopped process has not exited; a zombie has."""
-        if self._process is None:
-            return True
+        """Whether the process is known to have exited. A stopped process has not exited; a zombie
+        has. While this process can open no files, nothing new is known."""
         try:
-            is_running = self._process.is_running()
-            return not is_running or self._process.status() == psutil.STATUS_ZOMBIE
+            self._has_ended = self._has_ended or self._look()
         except psutil.NoSuchProcess:
-            return True
+            self._has_ended = True
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        return self._has_ended
+
+    def _look(self) -> bool:
+        if self._process is None:
+            self._process = psutil.Process(self._pid)
+        is_running = self._process.is_running()
+        return not is_running or self._process.status() == psutil.STATUS_ZOMBIE

@@ -30,7 +30,7 @@ from gateway.text.tokenizer import Tokenizer
 from process.allocator import give_back_large_blocks
 from process.lifecycle import StopSignal
 from process.logs import setup_logs
-from process.open_files import allow_open_files
+from process.open_files import MOST_FILES, allow_open_files
 from process.settings import settings_or_exit, warn_of_unknown_variables
 from process.side_tasks import keep_running
 from process.store.fleet_watcher import FleetWatcher
@@ -55,8 +55,6 @@ from router_process.side_work import SideWork, measurements, reload_certificate,
 
 log = logging.getLogger(__name__)
 
-MOST_FILES = 65_536
-"""Open files of a router: a connection of a client takes one."""
 THREAD_TURN_S = 0.001
 """How long a thread computes before it yields to a waiting event loop. Several threads may check
 schemas and tokenize at once; each turn of the loop waits for all of these threads several times."""

@@ -13,6 +13,7 @@ from console.telemetry.caches.cache_report import CacheReport
 from console.telemetry.fleet_report import FleetReport
 from gateway.http.server import HttpServer
 from process.clock import clock_step_us
+from process.open_files import FileRoom
 from process.side_tasks import keep_running
 from protocol.flight import FlightKind
 from router.fleet.fleet import Fleet
@@ -99,9 +100,10 @@ async def keep_indexing(fleet: Fleet) -> None:
 
 
 async def _sample(report: FleetReport, cache: CacheReport) -> None:
-    step_us = 0
+    step_us, files = 0, FileRoom()
     while True:
         await asyncio.sleep(SAMPLE_S)
+        files.check()
         report.sample()
         cache.sample()
         step_us = log_clock_step(step_us, clock_step_us())

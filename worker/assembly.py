@@ -33,6 +33,7 @@ from process.clock import Clock
 from process.cores import cores_in, keep_to_cores
 from process.lifecycle import Stopped, StopSignal
 from process.logs import setup_logs
+from process.open_files import MOST_FILES, allow_open_files
 from process.process_watch import machine_name
 from process.settings import warn_of_unknown_variables
 from process.sockets.control import ControlServer
@@ -109,6 +110,7 @@ def run_worker(
     times = since_process_began()
     setup_logs(settings.log_level, settings.log_format, settings.worker_id or role.value)
     warn_of_unknown_variables(type(settings))
+    allow_open_files(MOST_FILES)
     try:
         if settings.cores:  # before threads start, so that they are pinned, too
             keep_to_cores(cores_in(settings.cores))

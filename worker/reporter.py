@@ -17,6 +17,7 @@ from engine.rank_times import RankTime
 from process.clock import wall_us
 from process.host_load import HostLoad
 from process.logs import log_counts
+from process.open_files import FileRoom
 from process.sockets.events import EventPublisher
 from protocol.events import CacheEvents, TierChange, WorkerStats
 from protocol.messages import CacheDump, TierName
@@ -94,6 +95,7 @@ class Reporter:
         self._rank_times: Sequence[RankTime] = ()
         self._seq = 0
         self.host_load = HostLoad()
+        self._files = FileRoom()
         self._last = self.stats(HandoffLoad())
         self._last_at = float("-inf")
 
@@ -123,6 +125,7 @@ class Reporter:
         self._publish_cache_events()
         if now - self._last_at < self._interval_s:
             return
+        self._files.check()
         self.counters.set_cpu(self.host_load.totals(now))
         self.counters.set_log(log_counts())
         if (expert_loads := self._engine.expert_loads()) is not None:

@@ -9,6 +9,7 @@ import json
 import os
 import pty
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from cli.demo import main as demo
 from cli.main import main as baton
 from gateway.http.server import listen
 from process.cores import can_keep_to_cores, usable_cores
+from process.open_files import MOST_FILES
 from tests.effort import some
 from tests.forked import ForkedChildren, fork_context, run_up
 from tests.gguf_files import smollm2
@@ -206,6 +208,8 @@ def test_fleet_without_prefill_workers_serves_and_ends_with_its_killed_up(tmp_pa
         assert answer.status_code == 200, answer.text
         workers = HTTP.get(f"{up.url}/fleet").json()["workers"]
         assert [each["role"] for each in workers] == ["decode"]
+        soft, hard = resource.prlimit(workers[0]["pid"], resource.RLIMIT_NOFILE)
+        assert soft >= min(hard, MOST_FILES), "strangers' connections cannot use up all files"
         process.kill()
         process.join(WAIT_S)
         up.assert_all_gone()

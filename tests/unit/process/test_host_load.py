@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+
+import pytest
 
 from process.host_load import PERIOD_S, CpuTotals, HostLoad
 
@@ -30,6 +33,27 @@ def test_the_totals_of_a_process_and_its_machine(tmp_path: Path) -> None:
         file.unlink()
     (tmp_path / "self" / "task" / "2").rmdir()
     assert load.totals(PERIOD_S).ran_us == 1000, "a thread that ended stays counted"
+
+
+def test_totals_stay_while_no_file_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread(tmp_path, "1", 500, 20)
+    (tmp_path / "stat").write_text("cpu  100 0 100 900 50 0 0 0 0 0\n")
+    load = HostLoad(tmp_path, tmp_path)
+    known = load.totals(0.0)
+    assert known == CpuTotals(500, 20, 0, 2_000_000, 0)
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", full)
+        assert load.totals(PERIOD_S) == known
+        patch.setattr("os.listdir", full)
+        assert load.totals(2 * PERIOD_S) == known
+    thread(tmp_path, "1", 700, 20)
+    assert load.totals(3 * PERIOD_S).ran_us == 700, "nothing was counted twice"
 
 
 def test_a_system_that_tells_nothing_has_zeros(tmp_path: Path) -> None:
