@@ -37,6 +37,16 @@ def available_memory(root: Path = Path("/")) -> int:
     return max(0, min([machine, *(_left(each) for each in control_groups("memory", root))]))
 
 
+def oom_kills(root: Path = Path("/")) -> int:
+    """The number of processes in this one's control group that the kernel has killed for lack of
+    memory; 0 without control groups. `root` as above."""
+    own = next(control_groups("memory", root), None)
+    if own is None:
+        return 0
+    events = own.read("memory.events" if own.is_v2 else "memory.oom_control")
+    return int(dict(line.split(" ", 1) for line in events.splitlines()).get("oom_kill", 0))
+
+
 def _left(group: ControlGroup) -> int:
     """Bytes left in one group; a very large number if it has no limit or cannot be read."""
     unlimited = 1 << 63

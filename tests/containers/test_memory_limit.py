@@ -17,6 +17,15 @@ held[::4096] = b"x" * len(held[::4096])
 print(before, available_memory())
 """
 
+KILLED = """
+import subprocess, sys
+from engine.host_memory import oom_kills
+before = oom_kills()
+hungry = "open('/proc/self/oom_score_adj', 'w').write('1000'); print(len(b'x' * (1 << 30)))"
+status = subprocess.run([sys.executable, "-c", hungry]).returncode
+print(status, oom_kills() - before)
+"""
+
 
 def test_free_memory_is_what_the_group_has_left() -> None:
     with memory_group(200 * MIB) as group:
@@ -27,3 +36,12 @@ def test_free_memory_is_what_the_group_has_left() -> None:
     before, after = map(int, done.stdout.split())
     assert 100 * MIB < before < 200 * MIB
     assert before - 130 * MIB < after < before - 70 * MIB
+
+
+def test_a_child_that_the_kernel_kills_for_lack_of_memory_is_counted() -> None:
+    with memory_group(200 * MIB) as group:
+        done = subprocess.run(
+            in_group(group, python(KILLED)),
+            env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+    assert done.stdout.split() == ["-9", "1"]

@@ -64,6 +64,7 @@ class Hands:
         else:
             self._shared = HostRanks(settings, silence_s)
         own = Shard.numbered(0, settings.size, settings.num_stages)
+        self._num_ranks = own.num_ranks
         num_local = own.num_ranks // settings.num_hosts
         numbers = range(1, num_local)
         self._own = HandProcesses(settings, self._shared, numbers, silence_s, loading_s)
@@ -71,6 +72,10 @@ class Hands:
         try:
             self._links += self._of_nodes(loading_s)
             self.ranks = self._shared.ranks(own, self._links, self._watch_links)
+        except RankLost as error:
+            explained = self.explained(error)
+            self._own.close()
+            raise explained from error
         except BaseException:
             self._own.close()
             raise
@@ -95,6 +100,12 @@ class Hands:
         if self._exchanges:
             self._ends = EndLinks(self._own.links, self._silence_s, self._lost)
         return None if memory is None else memoryview(memory.view)
+
+    def explained(self, error: RankLost) -> RankLost:
+        """The error with how a hand of this host has ended, if one has."""
+        for rank, how in self._own.ended().items():
+            return RankLost(f"rank {rank} of {self._num_ranks} has ended {how}")
+        return error
 
     @property
     def hosts(self) -> Sequence[DistantHost]:
@@ -140,4 +151,4 @@ class Hands:
         else:
             assert self._nodes is not None
             how = f"is lost: {self._nodes.reason}"
-        self._lost(f"rank {rank} of {self.ranks.shard.num_ranks} {how}")
+        self._lost(f"rank {rank} of {self._num_ranks} {how}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from typing import Protocol
 
 from engine.checkpoint.shard import Shard
 from engine.engine_config import EngineConfig
+from engine.host_memory import oom_kills
 from engine.parallel.shared_memory import RankSizes
 from kv_transfer.transports.memory_file import SharedMemory
 from worker.ranks.link import Orders, Place, send
@@ -83,6 +86,7 @@ class HandProcesses:
         self._settings = settings
         self._limit_s = limit_s
         self._loading_s = loading_s
+        self._oom_kills = oom_kills()
         for number in numbers:
             self._start(Shard.numbered(number, settings.size, settings.num_stages))
 
@@ -99,7 +103,21 @@ class HandProcesses:
         except subprocess.TimeoutExpired:
             return "its connection"
         code = process.returncode
+        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return f"by signal {-code}: memory ran out"
         return f"by signal {-code}" if code < 0 else f"with status {code}"
+
+    def ended(self) -> dict[int, str]:
+        """How those hands have ended whose links have closed, by number."""
+        poll = select.poll()
+        for each in self.steps:
+            poll.register(each, select.POLLRDHUP)
+        closed = {file for file, _ in poll.poll(0)}
+        return {
+            number: self.how_ended(index)
+            for index, number in enumerate(self.numbers)
+            if self.steps[index].fileno() in closed
+        }
 
     def close(self) -> None:
         """Wait for the processes, which have been told to end, and kill those that do not."""

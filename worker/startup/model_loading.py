@@ -91,7 +91,8 @@ class ModelLoading:
         try:
             return self._load_and_warm_up(stack)
         except RankLost as error:
-            raise lost_node(self._nodes, error) from error
+            explained = error if self._hands is None else self._hands.explained(error)
+            raise lost_node(self._nodes, explained) from error
 
     def _load_and_warm_up(self, stack: ExitStack) -> LoadedEngine:
         settings, started = self._settings, time.monotonic()

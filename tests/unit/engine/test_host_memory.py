@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.device import available_bytes
-from engine.host_memory import available_memory
+from engine.host_memory import available_memory, oom_kills
 from tests.unit.engine.fake_groups import FakeGroups
 
 MIB = 1 << 20
@@ -81,3 +81,16 @@ def test_a_group_outside_of_what_is_mounted(tmp_path: Path) -> None:
 def test_without_control_groups_the_machine_decides(tmp_path: Path) -> None:
     assert 0 < available_memory(tmp_path) <= psutil.virtual_memory().total
     assert 0 < available_bytes(torch.device("cpu")) <= psutil.virtual_memory().total
+
+
+def test_kills_for_lack_of_memory_are_those_in_the_own_group(tmp_path: Path, is_v2: bool) -> None:
+    system = FakeSystem(tmp_path, "/pods/one", "/", is_v2)
+    name = "memory.events" if is_v2 else "memory.oom_control"
+    assert oom_kills(tmp_path) == 0
+    system.write("pods", {name: "oom_kill 7"})
+    system.write("pods/one", {name: "under_oom 0\noom_kill 2"})
+    assert oom_kills(tmp_path) == 2
+
+
+def test_without_control_groups_no_kills_are_known(tmp_path: Path) -> None:
+    assert oom_kills(tmp_path) == 0

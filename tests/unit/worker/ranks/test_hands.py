@@ -161,9 +161,23 @@ def test_a_hand_that_ends_while_it_loads_leaves_the_word_to_the_head() -> None:
     """Whose own error, of the same checkpoint, says more than the end of a process."""
     with Group() as group:
         group.hand.kill()
-        with pytest.raises(RankLost, match="gone"):
+        with pytest.raises(RankLost, match="gone") as lost:
             group.load()
         assert group.told == []
+        explained = group.hands.explained(lost.value)
+        assert str(explained) == "rank 1 of 2 has ended by signal 9"
+
+
+@with_forked_hands(1)
+def test_a_hand_that_the_kernel_kills_for_lack_of_memory() -> None:
+    kills = iter([3, 4])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.ranks.processes.oom_kills", lambda: next(kills))
+        with Group() as group:
+            group.load()
+            group.hand.kill()
+            assert group.was_told.wait(DEADLINE_S)
+            assert group.told == ["rank 1 of 2 has ended by signal 9: memory ran out"]
 
 
 @pytest.mark.nightly
