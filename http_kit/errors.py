@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from protocol.errors import (
+    DeadlineExceeded,
     InvalidRequest,
     Overloaded,
     PromptTooLong,
@@ -35,6 +36,8 @@ _PATHS = {
     "prompt": "/v1/completions",
 }
 """The fields that hold the client's question."""
+_NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's and Anthropic's clients retry a 504 unless an answer says this."""
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
@@ -93,7 +96,8 @@ def describe(error: Exception, request_id: str) -> HttpError:
         message = error.message
         if request_id not in message:
             message = f"{message} (request {request_id})"
-        return HttpError(error.status, message, error.kind, None, error.code)
+        headers = _NO_RETRY if isinstance(error, DeadlineExceeded) else {}
+        return HttpError(error.status, message, error.kind, None, error.code, headers)
     logger.error("request %s failed unexpectedly", request_id, exc_info=error)
     message = f"internal error; its cause is in the router's log under request {request_id}"
     return HttpError(ServiceError.status, message, ServiceError.kind, None, "internal_error")

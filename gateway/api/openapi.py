@@ -112,7 +112,7 @@ _OF_GENERATIONS = (
     TIMING_HEADER, RESUMING_HEADER, TIMEOUT_HEADER, TTFT_HEADER, TPOT_HEADER, SESSION_HEADER,
     RETENTION_HEADER,
 )  # fmt: skip
-_RARE_HEADERS = ("retry-after", "request-id", *_LIMIT_HEADERS)
+_RARE_HEADERS = ("retry-after", "x-should-retry", "x-baton-receipt", "request-id", *_LIMIT_HEADERS)
 
 
 def _body_schemas(
@@ -174,9 +174,11 @@ def _responses(each: Operation, answers: dict[Any, Any]) -> dict[str, Any]:
         responses[str(status)] = _answer(HTTPStatus(status).phrase, error)
         if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
             _add_header(responses[str(status)], "retry-after")
+        elif status == HTTPStatus.GATEWAY_TIMEOUT:
+            _add_header(responses[str(status)], "x-should-retry")
     if each.event is not None:
         for response in responses.values():
-            for name in _LIMIT_HEADERS:
+            for name in ("x-baton-receipt", *_LIMIT_HEADERS):
                 _add_header(response, name)
     if is_anthropics(each.path):
         for response in responses.values():
@@ -237,6 +239,11 @@ def _headers() -> dict[str, Any]:
             "schema": text,
         },
         "retry-after": {"description": "Seconds to wait", "schema": {"type": "integer"}},
+        "x-should-retry": {"description": "false: do not send it again", "schema": text},
+        "x-baton-receipt": {
+            "description": "Path of the receipt, unless the request was refused at once",
+            "schema": text,
+        },
         "x-ratelimit-limit-requests": {
             "description": "Sequences that the key may have in flight, if it has a limit",
             "schema": {"type": "integer"},

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 import openai
 import pytest
 
-from protocol.errors import Overloaded
+from protocol.errors import DeadlineExceeded, Overloaded
 from protocol.messages import FinishReason
 from tests.unit.gateway.api_harness import MODEL, TIMEOUT_S, Forever, LiveApi, Pause, token_steps
 
@@ -169,6 +169,14 @@ def test_errors_become_the_client_s_own(client, api):
         client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
     assert overloaded.value.status_code == 503
     assert overloaded.value.response.headers["retry-after"] == "3"
+
+
+def test_a_request_whose_time_is_over_is_not_sent_again(client, api):
+    api.generator.script = lambda request: [DeadlineExceeded("it took too long")]
+    patient = client.with_options(max_retries=2)
+    with pytest.raises(openai.InternalServerError, match="it took too long"):
+        patient.chat.completions.create(model=MODEL, messages=MESSAGES)
+    assert len(api.generator.requests) == 1
 
 
 def test_an_error_in_mid_stream_reaches_the_client(client, api):

@@ -8,7 +8,13 @@ import json
 
 import pytest
 
-from protocol.errors import DeadlineUnreachable, GenerationFailed, Overloaded, UnusableConstraint
+from protocol.errors import (
+    DeadlineExceeded,
+    DeadlineUnreachable,
+    GenerationFailed,
+    Overloaded,
+    UnusableConstraint,
+)
 from protocol.messages import FinishReason
 from router.requests.interface import TokenDelta
 from tests.unit.gateway.api_harness import MODEL, TIMEOUT_S, Forever, events_of
@@ -102,6 +108,7 @@ def test_echo_comes_before_the_first_token(api):
         (Overloaded("busy", retry_after_s=7), 503, "overloaded"),
         (DeadlineUnreachable("a queue", retry_after_s=7), 503, "deadline_unreachable"),
         (GenerationFailed("three attempts failed"), 500, "generation_failed"),
+        (DeadlineExceeded("it took too long"), 504, "deadline_exceeded"),
         (UnusableConstraint("its masks take long", "grammar_too_slow"), 400, "grammar_too_slow"),
         (RuntimeError("secret detail"), 500, "internal_error"),
     ],
@@ -114,6 +121,7 @@ def test_an_error_before_the_first_token_has_a_status(api, path, fields, error, 
     assert found["code"] == code
     assert found.keys() == {"message", "type", "param", "code"}
     assert response.headers.get("retry-after") == ("7" if status == 503 else None)
+    assert response.headers.get("x-should-retry") == ("false" if status == 504 else None)
     if status == 500:
         assert response.headers["x-request-id"] in found["message"]
     assert "secret" not in response.text
