@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from cli.commands import COMMANDS, Command, settings_classes
 from cli.output.terminal_text import shown
-from process.openmp import let_threads_sleep
+from process.openmp import prepare_openmp
 from process.settings import other_settings
 from process.version import baton_version
 from protocol.errors import BatonError, ConfigError, ModelLoadError
@@ -99,7 +99,7 @@ def overview() -> str:
 
 
 def _run(command: Command, argv: Sequence[str]) -> int:
-    let_threads_sleep()
+    prepare_openmp()
     try:
         with other_settings(settings_classes()):
             return command.load_main()(argv)

@@ -22,12 +22,12 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
 from engine.native.library import best_instruction_set
-from process.openmp import let_threads_sleep
+from process.openmp import prepare_openmp
 from tests.effort import NIGHTLY, times
 from tests.paths import ROOT
 from tests.scopes import Groups, group_of, order_of
 
-let_threads_sleep()  # as in every process of Baton, before torch is imported
+prepare_openmp()  # as in every process of Baton, before torch is imported
 pytest.register_assert_rewrite("tests.browser", "tests.faults", "tests.integration", "tests.unit")
 settings.register_profile(
     "baton", max_examples=times(20, 100), deadline=None, derandomize=True, print_blob=True

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
-from process.openmp import SPINS, let_threads_sleep
+from process.openmp import SPINS, prepare_openmp
+from tests.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +20,7 @@ def _untold(monkeypatch):
 
 def test_they_spin_for_a_short_time(monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    let_threads_sleep()
+    prepare_openmp()
     assert os.environ["GOMP_SPINCOUNT"] == str(SPINS)
 
 
@@ -27,5 +30,30 @@ def test_they_spin_for_a_short_time(monkeypatch):
 def test_what_the_operator_said_stays(monkeypatch, name, value):
     monkeypatch.setattr(os, "environ", {**os.environ, name: value})
     before = dict(os.environ)
-    let_threads_sleep()
+    prepare_openmp()
     assert os.environ == before
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"OMP_PROC_BIND": "true"},
+        {"OMP_PLACES": "cores"},
+        {"GOMP_CPU_AFFINITY": ""},
+        {"OMP_NUM_THREADS": "", "OMP_WAIT_POLICY": ""},
+    ],
+    ids=str,
+)
+def test_torch_pins_no_thread_and_complains_of_nothing(variables: dict[str, str]) -> None:
+    """All of these variables are usual where MPI programs run, and in forms that are not filled
+    in."""
+    code = (
+        "import os; from process.openmp import prepare_openmp; before = os.sched_getaffinity(0);"
+        "prepare_openmp(); import torch; print(os.sched_getaffinity(0) == before)"
+    )
+    kept = {name: text for name, text in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=kept | variables, cwd=ROOT, text=True, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True,
+    )  # fmt: skip
+    assert done.stdout == "True\n"
