@@ -6,6 +6,7 @@
     python -m bench.accuracy --model FOLDER --weights auto,fp8      # on a card
     python -m bench.accuracy --model FOLDER --kv-dtype auto,fp8     # of keys and values, on a CPU
     python -m bench.accuracy --model FILE.gguf --activations auto,int8  # of inputs, on a CPU
+    python -m bench.accuracy --model FOLDER --quantized FOLDER      # as `baton quantize` writes it
 
 Reads a text in windows, predicting each token from those before it in its window, and compares
 every combination of weights, KV and activations with the first one. With fp8 weights all
@@ -113,7 +114,7 @@ class Kind:
     weights: str = "auto"
     kv_dtype: str = "auto"
     activations: str = "auto"
-    format: str = ""  # format of a file that was made for this kind
+    format: str = ""  # format of a file that was made for this kind, or a quantized folder
 
     @property
     def label(self) -> str:
@@ -298,8 +299,9 @@ def main() -> int:
             raise BatonError("; ".join(missing))
         folder = resolve_model(options.model)
         with tempfile.TemporaryDirectory() as place:
-            formats = {kind.format for kind in kinds if kind.format}
-            made = {each: folder_in_format(options.model, each, Path(place)) for each in formats}
+            made = {each: Path(each) for each in options.quantized}
+            for each in {kind.format for kind in kinds if kind.format}.difference(made):
+                made[each] = folder_in_format(options.model, each, Path(place))
             sums = compare(folder, kinds, text, options.tokens, made)
         windows = windows_of(folder, text, options.tokens)
         peers = read_by_peers(folder, {name: pythons[name] for name in names}, windows)
@@ -322,6 +324,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-dtype", default="auto", help=", ".join(KV_DTYPES))
     parser.add_argument("--activations", default="auto", help=", ".join(ACTIVATIONS))
     parser.add_argument("--formats", default="", help=", ".join(FORMATS))
+    quantized = "a folder with the same model, quantized; may be given several times"
+    parser.add_argument("--quantized", action="append", default=[], help=quantized)
     text = "a file; none: Python's own documentation strings"
     parser.add_argument("--text", type=Path, help=text)
     parser.add_argument("--tokens", type=int, default=16384)
@@ -331,8 +335,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def kinds_of(options: argparse.Namespace) -> list[Kind]:
-    """Every combination of the flags, then every format with each kind of activations. Raises
-    BatonError for a value that a flag does not have."""
+    """Every combination of the flags, then every format and quantized folder with each kind of
+    activations. Raises BatonError for a value that a flag does not have."""
     chosen = []
     for flag, known in (
         ("weights", BITS),
@@ -344,7 +348,7 @@ def kinds_of(options: argparse.Namespace) -> list[Kind]:
         if unknown:
             name = "--" + flag.replace("_", "-")
             raise BatonError(f"{name}: {unknown.pop()!r} is not one of {', '.join(known)}")
-    formats = [each for each in options.formats.split(",") if each]
+    formats = [*filter(None, options.formats.split(",")), *options.quantized]
     in_formats = itertools.product(formats, chosen[-1])
     return [
         *(Kind(*each) for each in itertools.product(*chosen)),

@@ -121,6 +121,12 @@ COMMANDS = {
             "cli.bench:BenchSettings",
         ),
         Command(
+            "quantize",
+            "write a model with weights in 4 and 5 bits, rounded for a text that it reads",
+            "cli.quantize:main",
+            "cli.quantize:QuantizeSettings",
+        ),
+        Command(
             "build-kernels",
             "compile the CPU kernels ahead, for images that have no compiler",
             "cli.build_kernels:main",

@@ -29,7 +29,7 @@ from engine.cpu.native_ops import GATES, NativeOps
 from engine.device import torch_dtype
 from engine.engine_config import EngineConfig
 from engine.kv_pool import KvPool, blocks_for_fraction
-from engine.layers.embedding import TorchEmbedding
+from engine.layers.embedding import Embedding, TorchEmbedding
 from engine.layers.experts import Experts, ExpertWeights, TorchExperts
 from engine.layers.linear import LinearLayer
 from engine.layers.ops import LayerOps, TorchOps
@@ -46,7 +46,7 @@ _DEFAULT_FRACTION = 0.3
 _CPU = torch.device("cpu")
 _BF16 = "bfloat16"
 _EXACT_BITS = (16, 12)
-_MORE_BITS = {4: 5}
+MORE_BITS = {4: 5}
 """Bits of weights that lose most when they are rounded to so many."""
 
 
@@ -122,12 +122,12 @@ class CpuBackend:
 
     @property
     def _more_bits(self) -> int:
-        return _MORE_BITS.get(self.weight_bits, self.weight_bits)
+        return MORE_BITS.get(self.weight_bits, self.weight_bits)
 
     def _linear(self, weight: Matrix, bias: torch.Tensor | None, bits: int) -> LinearLayer:
         return cpu_linear(weight, bias, self._kernels, bits, self._memory, self._int8_inputs)
 
-    def embedding(self, weight: torch.Tensor | BlockMatrix) -> TorchEmbedding | BlockEmbedding:
+    def embedding(self, weight: torch.Tensor | BlockMatrix) -> Embedding:
         """See Backend."""
         if isinstance(weight, torch.Tensor):
             return TorchEmbedding(weight)

@@ -105,7 +105,7 @@ class TorchExperts:
         """See Experts."""
         y = self._routed(x, ops)
         if self._shared is not None:
-            y = y + self._of_shared(x, ops, *self._shared)
+            y = y + of_shared(self._config, self._shared, self._shared_gate, x, ops)
         return y if add is None else add + y
 
     def _routed(self, x: torch.Tensor, ops: LayerOps) -> torch.Tensor:
@@ -122,22 +122,31 @@ class TorchExperts:
         gate_up = grouped_mm(x[order // per_token], self._gate_up.transpose(1, 2), offs=ends)
         if self._gate_up_bias is not None:
             gate_up = gate_up + self._gate_up_bias[experts]
-        y = grouped_mm(self._activated(gate_up, ops), self._down.transpose(1, 2), offs=ends)
+        hidden = activated(self._config, gate_up, ops)
+        y = grouped_mm(hidden, self._down.transpose(1, 2), offs=ends)
         if self._down_bias is not None:
             y = y + self._down_bias[experts]
         y = y[order.argsort()].unflatten(0, (-1, per_token))  # [N, per_token, hidden]
         return torch.bmm(weights.unsqueeze(1).to(y.dtype), y).squeeze(1)
 
-    def _of_shared(
-        self, x: torch.Tensor, ops: LayerOps, gate_up: LinearLayer, down: LinearLayer
-    ) -> torch.Tensor:
-        y = down(self._activated(gate_up(x), ops))
-        if self._shared_gate is None:
-            return y
-        return y * linear(x.float(), self._shared_gate).sigmoid().to(y.dtype)
 
-    def _activated(self, gate_up: torch.Tensor, ops: LayerOps) -> torch.Tensor:
-        return ops.gate(gate_up) if self._config.are_gated else gate_up.relu().square()
+def of_shared(
+    config: ExpertsConfig,
+    layers: tuple[LinearLayer, LinearLayer],
+    gate: torch.Tensor | None,
+    x: torch.Tensor,
+    ops: LayerOps,
+) -> torch.Tensor:
+    """The shared expert's result for normed `x` [N, hidden], by its two `layers`; `gate` [1,
+    hidden], fp32."""
+    gate_up, down = layers
+    y = down(activated(config, gate_up(x), ops))
+    return y if gate is None else y * linear(x.float(), gate).sigmoid().to(y.dtype)
+
+
+def activated(config: ExpertsConfig, gate_up: torch.Tensor, ops: LayerOps) -> torch.Tensor:
+    """An expert's inner numbers, from its first product."""
+    return ops.gate(gate_up) if config.are_gated else gate_up.relu().square()
 
 
 def _rows(biases: list[torch.Tensor]) -> torch.Tensor | None:

@@ -1,5 +1,5 @@
 // Rounds weights to blocks of 32 integers of 4 or 5 bits, each with a scale and a minimum, for the
-// least squared error.
+// least squared error. An input's importance, where given, multiplies the squares of its errors.
 //
 // From several first lines (value = scale * code + minimum), codes and line are fitted in turn: a code
 // is the nearest to its weight, then the line is that of least squares through the codes (Lloyd's
@@ -50,12 +50,13 @@ Vec as_half(Vec x) {
 // One block of each of sixteen rows.
 struct Blocks {
   Vec above[kBlock];  // weights, less the least of the block
+  Vec importance[kBlock];
   Vec least, range;
-  Vec total;  // of `above`
+  Vec count, total;  // sums of `importance`, and of `above` by importance
 
   // Reads a block that begins at `rows`, whose rows are `inputs` apart. Lanes without a row repeat the
-  // first one.
-  void read(const Bf16* rows, int64_t inputs, int num_rows) {
+  // first one. All inputs are as important if `of_inputs` is null.
+  void read(const Bf16* rows, int64_t inputs, int num_rows, const float* of_inputs) {
     Vec most = splat(-INFINITY), less = splat(-INFINITY);
     for (int i = 0; i < kBlock; ++i) {
       float lanes[kLanes];
@@ -67,8 +68,13 @@ struct Blocks {
     }
     least = -less;
     range = most - least;
-    total = splat(0.0f);
-    for (Vec& each : above) total += each = each - least;
+    total = count = splat(0.0f);
+    for (int i = 0; i < kBlock; ++i) {
+      above[i] = above[i] - least;
+      importance[i] = splat(of_inputs ? of_inputs[i] : 1.0f);
+      total += importance[i] * above[i];
+      count += importance[i];
+    }
   }
 };
 
@@ -94,15 +100,16 @@ class Codes {
 Line fitted(const Blocks& blocks, const Line& from, float largest) {
   const Codes codes(from, largest);
   Vec sum = splat(0.0f), squares = sum, products = sum;
-  for (const Vec& above : blocks.above) {
-    const Vec code = codes.of(above);
-    sum += code;
-    squares += code * code;
-    products += code * above;
+  for (int i = 0; i < kBlock; ++i) {
+    const Vec above = blocks.above[i], code = codes.of(above);
+    const Vec part = blocks.importance[i] * code;
+    sum += part;
+    squares += part * code;
+    products += part * above;
   }
-  const float count = kBlock;
+  const Vec count = blocks.count;
   const Vec scale = (count * products - sum * blocks.total) / (count * squares - sum * sum);
-  const Vec minimum = (blocks.total - scale * sum) * (1 / count);
+  const Vec minimum = (blocks.total - scale * sum) / count;
   const IntVec is_line = scale > splat(0.0f);
   return {select(is_line, scale, from.scale), select(is_line, minimum, from.minimum)};
 }
@@ -110,9 +117,10 @@ Line fitted(const Blocks& blocks, const Line& from, float largest) {
 Vec squared_error(const Blocks& blocks, const Line& line, float largest) {
   const Codes codes(line, largest);
   Vec sum = splat(0.0f);
-  for (const Vec& above : blocks.above) {
+  for (int i = 0; i < kBlock; ++i) {
+    const Vec above = blocks.above[i];
     const Vec error = line.scale * codes.of(above) + line.minimum - above;
-    sum += error * error;
+    sum += blocks.importance[i] * (error * error);
   }
   return sum;
 }
@@ -176,7 +184,9 @@ void round_blocks(const Blocks& blocks, int bits, int num_rows, uint8_t* to, int
 using namespace baton;
 
 // Rounds `weight` [outputs, inputs] to blocks of `kind` (Q4_1 or Q5_1), `rows` [outputs, bytes].
+// `importance` [inputs] is positive, or null if all inputs are as important.
 extern "C" __attribute__((visibility("default"))) void baton_round(const Bf16* weight,
+                                                                   const float* importance,
                                                                    int32_t inputs, int32_t outputs,
                                                                    int32_t kind, uint8_t* rows) {
   const BlockShape shape = shape_of(kind);
@@ -186,7 +196,8 @@ extern "C" __attribute__((visibility("default"))) void baton_round(const Bf16* w
     const int here = outputs - first < kLanes ? outputs - first : kLanes;
     for (int block = 0; block < inputs / kBlock; ++block) {
       Blocks blocks;
-      blocks.read(weight + (int64_t)first * inputs + block * kBlock, inputs, here);
+      blocks.read(weight + (int64_t)first * inputs + block * kBlock, inputs, here,
+                  importance ? importance + block * kBlock : nullptr);
       round_blocks(blocks, shape.bits, here, rows + first * row_bytes + block * shape.bytes,
                    row_bytes);
     }

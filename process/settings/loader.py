@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
 SECTIONS = (
     "up", "router", "prefill", "decode", "status", "doctor", "trace", "drain", "keys", "bench",
-    "build-kernels", "demo", "chat", "check", "fetch", "kube-secret", "preflight", "store",
-    "simulate", "plan", "tune",
+    "build-kernels", "demo", "chat", "check", "fetch", "kube-secret", "preflight", "quantize",
+    "store", "simulate", "plan", "tune",
 )  # fmt: skip
 NEAR = 0.75
 """Likeness, from 0 to 1, above which an unknown variable counts as a misspelt one."""

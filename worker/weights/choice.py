@@ -20,6 +20,7 @@ from checkpoint.texts_fingerprint import texts_fingerprint
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint, weight_files
 from engine.checkpoint.stored_tensors import OpenTensors
+from engine.checkpoint.weights import has_blocks
 from process.process_watch import machine_name
 from process.store.fleet_watcher import read_fleet
 from protocol.errors import ConfigError, ModelLoadError, ServiceError, TransferError
@@ -134,7 +135,7 @@ def can_send(folder: Path) -> bool:
     """Whether `folder` has weights that may be sent to others: files in a format other than
     GGUF, whose weights are not quantized."""
     try:
-        is_quantized = load_model_config(folder).quantization is not None
+        is_quantized = has_blocks(folder, load_model_config(folder))
         return not is_quantized and all(file.suffix != SUFFIX for file in weight_files(folder))
     except ModelLoadError:
         return False

@@ -164,8 +164,9 @@ def test_a_file_is_read_in_other_formats_too(tmp_path):
 
 def test_flags_are_combined_and_formats_are_read_with_each_kind_of_activations():
     flags = {"weights": "auto", "kv_dtype": "auto", "activations": "auto,int8", "formats": "Q8_0"}
-    options = argparse.Namespace(**flags)
+    options = argparse.Namespace(**flags, quantized=["of"])
     labels = ["auto", "auto, activations int8", "Q8_0", "Q8_0, activations int8"]
+    labels += ["of", "of, activations int8"]
     assert [kind.label for kind in kinds_of(options)] == labels
     options.kv_dtype = "fp9"
     with pytest.raises(BatonError, match="--kv-dtype: 'fp9' is not one of auto, fp8"):

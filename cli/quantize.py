@@ -1,0 +1,117 @@
+"""`baton quantize`: writes a checkpoint with weights in 4 and 5 bits, rounded for a text's inputs.
+
+The folder that it writes is a model like any other: workers get it as `--model`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from process.settings import setting, setting_of, settings_or_exit
+from protocol.errors import ConfigError
+from worker.settings import WorkerSettings
+
+_LEAST_TOKENS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeSettings:
+    """Settings of `baton quantize`."""
+
+    model: str = setting(help="folder or hub id of the model, with weights that are not quantized")
+    revision: str | None = setting_of(WorkerSettings, "revision")
+    text: str = setting(
+        help="file of text like that which the model will read: UTF-8, with chat templates applied "
+        "if it will serve chats"
+    )
+    output: str = setting(help="folder to write, which must not exist yet")
+    tokens: int = setting(
+        16384,
+        help="how much of the text the model reads; more takes as much longer, and lets weights "
+        "fit the text better",
+        unit="tokens",
+        minimum=_LEAST_TOKENS,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the folder; returns 0. Raises ConfigError, and ModelLoadError for the model."""
+    settings = settings_or_exit(
+        QuantizeSettings,
+        argv,
+        prog="baton quantize",
+        description="Round a model's weights to 4 and 5 bits, so that the products of a text's "
+        "inputs change as little as possible.",
+    )
+    target = Path(settings.output)
+    if target.exists():
+        raise ConfigError(f"output {target} is there already; name a folder to be made")
+    text = _read(Path(settings.text))
+    made = _beside(target)
+    try:
+        _write(settings, text, made)
+        made.rename(target)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    print(f"{settings.model} is quantized in {target}")
+    return 0
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read text {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"text {file} is not in UTF-8: {error}") from error
+
+
+def _beside(target: Path) -> Path:
+    """An empty folder, on the same disk."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        made.chmod(0o755)  # workers of other users read it
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+    return made
+
+
+def _write(settings: QuantizeSettings, text: str, made: Path) -> None:
+    # slow to import
+    from checkpoint.model_source import resolve_model
+    from engine.native.library import KernelsUnavailable, load_library
+    from engine.rounding.quantized_checkpoint import WINDOW, plain_config, write_quantized
+    from gateway.text.tokenizer import Tokenizer
+
+    folder = resolve_model(settings.model, settings.revision)
+    plain_config(folder)  # fails before the text is read
+    try:
+        kernels = load_library()
+    except KernelsUnavailable as error:
+        raise ConfigError(f"quantize needs our own kernels: {error}") from error
+    if not kernels.baton_has_linear():
+        raise ConfigError("quantize needs a CPU with AVX2 or more")
+    tokenizer = Tokenizer(folder, threads=1)
+    try:
+        lead = tokenizer.encode("", add_special_tokens=True)  # what a prompt begins with
+        tokens = tokenizer.encode(text, add_special_tokens=False)[: settings.tokens]
+    finally:
+        tokenizer.close()
+    if len(tokens) < _LEAST_TOKENS:
+        raise ConfigError(
+            f"text {settings.text} has {len(tokens)} tokens; give at least {_LEAST_TOKENS}"
+        )
+    size = WINDOW - len(lead)
+    windows = [lead + tokens[i : i + size] for i in range(0, len(tokens), size)]
+    write_quantized(folder, windows, made, kernels, _report)
+
+
+def _report(layer: int, layers: int) -> None:
+    print(f"layer {layer} of {layers}", file=sys.stderr, flush=True)

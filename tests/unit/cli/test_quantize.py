@@ -1,0 +1,69 @@
+"""`baton quantize`: a folder that workers serve, and one line for what cannot be quantized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.accuracy import Kind, compare, held_text
+from cli.main import main
+from engine.native.library import KernelsUnavailable, load_library
+from tests.paths import DEMO_MODEL
+
+
+@pytest.fixture(autouse=True)
+def products() -> None:
+    try:
+        if not load_library().baton_has_linear():
+            pytest.skip("this CPU has no bf16 products")
+    except KernelsUnavailable as error:
+        pytest.skip(str(error))
+
+
+def quantize(*flags: str, text: Path, output: Path, model: Path = DEMO_MODEL) -> int:
+    names = {"--model": model, "--text": text, "--output": output}
+    return main(["quantize", *flags, *(f"{name}={value}" for name, value in names.items())])
+
+
+def test_a_text_makes_weights_in_4_bits_better(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also for other texts of its kind."""
+    text, output = tmp_path / "text", tmp_path / "quantized"
+    held = held_text()
+    half = len(held) // 2
+    text.write_text(held[:half])
+    assert quantize("--tokens=3000", text=text, output=output) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{DEMO_MODEL} is quantized in {output}\n"
+    assert err.splitlines() == [f"layer {number} of 4" for number in (1, 2, 3, 4)]
+    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == ["quantized"]
+    kinds = [Kind("auto"), Kind("int4"), Kind(format="quantized")]
+    sums = compare(DEMO_MODEL, kinds, held[half:], 1500, {"quantized": output})
+    _, four, ours = (sums[kind] for kind in kinds)
+    assert ours.divergence < 0.8 * four.divergence
+    assert ours.bits_per_weight == four.bits_per_weight
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, output = tmp_path / "text", tmp_path / "quantized"
+
+    def line(**files: Path) -> str:
+        assert quantize(**{"text": text, "output": output, **files}) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert err.count("\n") == 1
+        assert sorted(each.name for each in tmp_path.iterdir()) == before
+        return err
+
+    before: list[str] = []
+    assert "cannot read text" in line()
+    text.write_bytes(b"\xff\xfe")
+    before = ["text"]
+    assert "is not in UTF-8" in line()
+    text.write_text("a few words")
+    assert "give at least 512" in line()
+    assert "there already" in line(output=text)
+    assert "cannot write" in line(output=tmp_path / "nowhere" / "quantized")
+    assert "no folder or file" in line(model=tmp_path / "nowhere")
