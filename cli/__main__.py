@@ -2,7 +2,7 @@
 
 As PID 1 of a container, a process without a handler never sees SIGTERM, and imports take seconds.
 Until a command handles signals itself, nothing that needs closing is open, so SIGTERM may end the
-process at once.
+process at once. That is success for what serves, and failure for what was to give a result.
 """
 
 import os
@@ -10,7 +10,8 @@ import signal
 import sys
 from types import FrameType
 
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
+_GIVE_RESULTS = ("plan", "simulate", "tune")
 
 
 def main() -> int:
@@ -25,7 +26,8 @@ def main() -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(0)
+    gives_result = len(sys.argv) > 1 and sys.argv[1] in _GIVE_RESULTS
+    os._exit(_TERMINATED if gives_result else 0)
 
 
 if __name__ == "__main__":

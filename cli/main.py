@@ -1,7 +1,7 @@
 """`baton`: dispatches to a subcommand and turns its errors into one line and an exit code.
 
 The exit code is 2 for a wrong command, setting or checkpoint, 1 if the command failed, and 130
-after an interrupt.
+after an interrupt; `cli.__main__` has that after SIGTERM.
 """
 
 from __future__ import annotations

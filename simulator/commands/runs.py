@@ -6,9 +6,8 @@ Each process reads the trace once. Results do not depend on the number of proces
 from __future__ import annotations
 
 import gc
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -19,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.cpu_quota import threads_within_quota
 from process.cores import usable_cores
 from simulator.commands.fleets import Devices, Size, load_trace
+from simulator.commands.processes import simulation_processes
 from simulator.commands.settings import SimulationSettings
 from simulator.fleet import Fleet
 from simulator.policies.names import POLICIES
@@ -113,8 +113,7 @@ def _in_processes(
     usd_per_gpu_hour: float | None,
     note: Callable[[int, int], None],
 ) -> Iterator[Result]:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(runs)), context) as pool:
+    with simulation_processes(min(jobs, len(runs))) as pool:
         futures = [pool.submit(simulate, settings, run, usd_per_gpu_hour) for run in runs]
         for done, _ in enumerate(as_completed(futures)):
             note(done + 1, 0)

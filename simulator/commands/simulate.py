@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     )
     runs, devices = _runs(settings), Devices(settings)
     if settings.html is not None:
-        write_page(settings.html, "")  # fail now rather than after a long simulation
+        check_page(settings.html)  # fail now rather than after a long simulation
     results = simulate_all(settings, runs, num_jobs(settings.jobs), settings.usd_per_gpu_hour)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
     title = f"{trace_of(settings).title}: {devices.title}"
@@ -81,12 +83,35 @@ def _sizes(settings: SimulateSettings) -> list[Size]:
     return sizes
 
 
-def write_page(path: str, text: str) -> None:
-    """Write a page. Raises ConfigError."""
+def check_page(name: str) -> None:
+    """Raises ConfigError if no page can be written there. A page that is there stays as it is."""
+    with _naming_the_page(name) as path:
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+
+
+def write_page(name: str, text: str) -> None:
+    """Write a page, as a whole or not at all. Raises ConfigError."""
+    with _naming_the_page(name) as path:
+        if path.exists() and not path.is_file():  # a pipe or a device
+            path.write_text(text, encoding="utf-8")
+            return
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming_the_page(name: str) -> Iterator[Path]:
     try:
-        Path(path).expanduser().write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html {path}: {error.strerror}") from error
+        yield Path(name).expanduser()
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home folder
+        raise ConfigError(f"--html {name}: {getattr(error, 'strerror', error)}") from error
 
 
 def print_wide(table: object) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Generic, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from simulator.commands.processes import simulation_processes
 from simulator.commands.runs import num_jobs
 from simulator.commands.settings import SimulationSettings
 from simulator.planning.ledger import Ledger
@@ -63,8 +63,7 @@ class Trials(Generic[JobT, ResultT]):
             if count == 1:
                 yield cls(tries, key_of, ledger, None, progress)
                 return
-            context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(count, context) as pool:
+            with simulation_processes(count) as pool:
                 yield cls(tries, key_of, ledger, pool, progress)
 
     def run(self, jobs: Sequence[JobT]) -> list[ResultT]:

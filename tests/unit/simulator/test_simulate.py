@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 from cli.main import main
+from protocol.errors import ConfigError
+from simulator.commands.simulate import check_page, write_page
 
 SMALL = ["simulate", "--model", "Llama-3-8B", "--trace", "turns:requests=60,rate=20,prompt=300"]
 SPLIT = [*SMALL, "--prefill", "1", "--decode", "2"]
@@ -75,6 +79,35 @@ def test_a_fleet_that_serves_no_request_is_a_failure(capsys: pytest.CaptureFixtu
     printed = capsys.readouterr()
     assert "too long for a worker's context or pool" in printed.out
     assert printed.err == "baton simulate: no request was served\n"
+
+
+def test_a_page_is_written_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.html"
+    for former in ("", "the former report"):
+        path.write_text(former)
+        check_page(str(path))
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "write_text", _half(Path.write_text))
+            with pytest.raises(ConfigError, match=r"--html .*: No space left on device"):
+                write_page(str(path), "the new report")
+        assert path.read_text() == former
+        assert list(tmp_path.iterdir()) == [path]
+    check_page(str(tmp_path / "another.html"))
+    write_page(str(path), "the new report")
+    assert path.read_text() == "the new report"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _half(write: Any) -> Any:
+    """A write that fills the disk when half is done."""
+
+    def write_text(path: Path, text: str, **options: Any) -> None:
+        write(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return write_text
 
 
 @pytest.mark.parametrize(
