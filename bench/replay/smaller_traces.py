@@ -13,7 +13,7 @@ def shrunk(trace: Trace, divisor: int) -> Trace:
     not divide the recorded blocks."""
     size = trace.block_tokens
     if divisor < 1 or (size is not None and size % divisor):
-        raise ConfigError(f"--shrink {divisor}: it must divide the trace's blocks of {size}")
+        raise ConfigError(f"--shrink {divisor}: it must divide the trace's blocks of {size} tokens")
     return Trace(trace.name, [_shrunk(each, divisor) for each in trace.sessions])
 
 

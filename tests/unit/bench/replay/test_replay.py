@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from bench.replay.__main__ import main
 from bench.replay.player import Manner, Player
 from bench.replay.prompts import Conversation, continues
 from bench.replay.smaller_traces import shrunk
@@ -173,3 +175,25 @@ def test_a_turn_shorter_than_what_was_said_does_not_continue_it() -> None:
     former, turn = (Turn(0.0, tokens, 8, BlockRuns(0, 4, ((0, 4),))) for tokens in (12, 16))
     assert continues(former, turn, num_said=16)
     assert not continues(former, turn, num_said=17)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--speed", "0"], "argument --speed: '0' must be a number of at least 1e-06"),
+        (["--speed", "nan"], "argument --speed: 'nan' must be a number"),
+        (["--limit", "-1"], "argument --limit: '-1' must be a whole number of at least 1"),
+        (["--shrink", "0"], "argument --shrink: '0' must be a whole number of at least 1"),
+        (["--span-s", "inf"], "argument --span-s: 'inf' must be a number of at least 0"),
+        (["--trace", "/nowhere/trace"], "--trace /nowhere/trace: No such file"),
+        (["--json", "/nowhere/played.json"], "--json /nowhere/played.json: No such file"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_before_anything_is_sent(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    with contextlib.suppress(SystemExit):
+        assert (
+            main(["--trace", "poisson:requests=1", "--url", "http://127.0.0.1:1", *arguments]) == 2
+        )
+    assert words in capsys.readouterr().err.splitlines()[-1]
