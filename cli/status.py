@@ -20,7 +20,7 @@ from cli.http_json import (
 )
 from cli.output.tables import complaint, print_workers
 from cli.output.terminal_text import plain_console, shown_json
-from console.telemetry.facts.facts_json import lost_log
+from console.telemetry.facts.facts_json import apart_line, lost_log
 from console.telemetry.tier_texts import failing_tier
 from process.settings import setting, setting_of, settings_or_exit
 from process.store.fleet_watcher import read_fleet
@@ -93,8 +93,8 @@ def _print_fleet(fleet: Mapping[str, Any], has_load: bool) -> None:
 
 
 def _print_troubles(fleet: Mapping[str, Any]) -> None:
-    """Say what is wrong with the store, or will be soon, which logs are lost, and which tiers fail,
-    if the router knows."""
+    """Say what is wrong with the store, or will be soon, which logs are lost, which tiers fail, and
+    which pairs cannot hand over, if the router knows."""
     store = fleet.get("store")
     said = store if isinstance(store, dict) else {}
     if trouble := said.get("trouble"):
@@ -105,6 +105,8 @@ def _print_troubles(fleet: Mapping[str, Any]) -> None:
         print(lost_log(each))
     for each in fleet.get("tiers", ()):
         print(failing_tier(each))
+    if line := apart_line(fleet.get("apart", ())):
+        print(line)
 
 
 def _ask(settings: StatusSettings) -> tuple[dict[str, Any], bool]:

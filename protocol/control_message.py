@@ -14,6 +14,7 @@ from protocol.handoff_messages import (
     KvGrant,
     KvRenew,
     PeerDescriptor,
+    PoolRefused,
     PoolUnreachable,
 )
 from protocol.messages import (
@@ -80,6 +81,7 @@ ControlMessage = (
     | HandoffToken
     | KvClosed
     | PoolUnreachable
+    | PoolRefused
     | CacheOffer
     | CacheAsk
     | CachedPrefix

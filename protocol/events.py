@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from protocol.field_bounds import Count, Counts, Dimension, Duration, Hashes, Text
+from protocol.field_bounds import Count, Counts, Dimension, Duration, Hashes, Reason, Text
 from protocol.message_base import Message
 from protocol.messages import TierName
 
@@ -33,6 +33,7 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     - `blocks_waiting`: blocks that waiting requests will need.
     - `prefill_unreachable`: 1 while a decode worker reaches no prefill worker and computes prompts
       itself.
+    - `refused_by`: the workers that refuse to write to its pool, by incarnation, and why.
     - `rank_busy_us`, `rank_wait_us`: for how long each rank has computed layers, and waited for
       others meanwhile, by the numbers of ranks (stage by stage from the last); empty with one rank.
     - `links`: bytes sent by link, see `worker.link_counters`.
@@ -66,6 +67,9 @@ class WorkerStats(Message, frozen=True, kw_only=True):
     disk_tier_used_bytes: Count = 0
     num_handoffs: Count = 0
     prefill_unreachable: Dimension = 0
+    refused_by: Annotated[dict[Text, Reason], Meta(max_length=4096)] = msgspec.field(
+        default_factory=dict
+    )
     reported_us: Count = 0
     cache_seq: Count = 0
     received: Counts = msgspec.field(default_factory=dict)

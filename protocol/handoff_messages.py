@@ -195,6 +195,13 @@ class PoolUnreachable(Message, frozen=True, kw_only=True):
     agent: Text
 
 
+class PoolRefused(Message, frozen=True, kw_only=True):
+    """Source to sink: I will never write to the pool that you introduced as `agent`."""
+
+    agent: Text
+    reason: Reason
+
+
 class KvWritten(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Notification of a transport, arriving after its data: these blocks are in place.
 

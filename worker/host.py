@@ -164,6 +164,10 @@ class WorkerHost:
         """Report from now on whether no prefill worker can be reached."""
         self._reporter.watch_prefill(is_lost)
 
+    def watch_refusals(self, refusals: Callable[[], dict[str, str]]) -> None:
+        """Report from now on which workers refuse our pool."""
+        self._reporter.watch_refusals(refusals)
+
     def send(self, peer: Peer, message: Message) -> None:
         """Send a message. If that fails, count it; `server.lost` soon reports the peer."""
         if not self.server.send(peer, message):

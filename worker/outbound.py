@@ -43,6 +43,7 @@ from protocol.handoff_messages import (
     KvGrant,
     KvRenew,
     PeerDescriptor,
+    PoolRefused,
     PoolUnreachable,
 )
 from protocol.messages import Abort, Role
@@ -99,6 +100,7 @@ class OutboundHandoffs:
         self._writes: dict[int, PostWrite] = {}
         self.served = ServedFetches(host)
         self._block_bytes = bytes_by_group(host.engine.layout)
+        self._refused: dict[Peer, str] = {}  # why we never write to the pools of these sinks
         self._agents: dict[Peer, str] = {}  # agents of sinks; a sink may have several connections
         self._speakers: dict[HandoffKey, Peer] = {}  # last used connection
         self._tokens: dict[HandoffKey, HandoffToken] = {}  # until the sink can get it
@@ -180,6 +182,7 @@ class OutboundHandoffs:
     def lose(self, peer: Peer) -> None:
         """Note a lost connection. If it was a sink's last, the sink's handoffs fail."""
         self._speakers = {key: each for key, each in self._speakers.items() if each != peer}
+        self._refused.pop(peer, None)
         agent = self._agents.pop(peer, None)
         if agent is not None and self._connection_of(agent) is None:
             self._forget(agent)
@@ -194,8 +197,11 @@ class OutboundHandoffs:
                 log.warning("sink's agent %s: %s", event.agent, event.reason)
                 self._host.transfer_peers.note_dropped(event.agent)
                 self._carry_out(self._source.pool_lost(event.agent))
+                peer = self._connection_of(event.agent)
                 if not event.is_mismatch:
                     self._count_failure(event.agent)
+                elif peer is not None:
+                    self._refuse(peer, event.agent, event.reason)
             case _:
                 self._host.follow_common(event)
 
@@ -209,13 +215,20 @@ class OutboundHandoffs:
         """Take a sink's introduction of its pool, perhaps under another name than before."""
         former = self._agents.get(peer)
         if not self._host.transfer_peers.try_add(message):
+            self._refuse(peer, message.agent, self._host.transfer_peers.refusal)
             return
+        self._refused.pop(peer, None)
         self._agents[peer] = message.agent
         if former in (None, message.agent) or self._connection_of(former) is not None:
             return
         log.info("sink's agent %s is %s from now on", former, message.agent)
         self._forget(former)
         self._carry_out(self._source.pool_lost(former, message.agent))
+
+    def _refuse(self, peer: Peer, agent: str, reason: str) -> None:
+        """Tell a sink that we never write to its pool, so that routers pair it with others."""
+        self._refused[peer] = reason = reason[:MAX_REASON_CHARS]
+        self._host.send(peer, PoolRefused(agent=agent, reason=reason))
 
     def _forget(self, agent: str) -> None:
         self._failures.pop(agent, None)
@@ -265,6 +278,8 @@ class OutboundHandoffs:
         closes normally."""
         self._counters.add(Count.STALE_MESSAGES)
         reason = "the pool of the sink is not known here"
+        if refusal := self._refused.get(peer):
+            reason = f"it refused our pool: {refusal}"[:MAX_REASON_CHARS]
         if self._source.agent_of(key) is not None:
             self._speakers[key] = peer
             self._carry_out(self._source.abort(key, reason))

@@ -92,6 +92,7 @@ class Reporter:
         self._received: Callable[[], dict[str, int]] = dict
         self._tiers: ReportedTiers = NoTiers()
         self._is_prefill_lost: Callable[[], bool] = lambda: False
+        self._refusals: Callable[[], dict[str, str]] = dict
         self._rank_times: Sequence[RankTime] = ()
         self._seq = 0
         self.host_load = HostLoad()
@@ -115,6 +116,10 @@ class Reporter:
     def watch_prefill(self, is_lost: Callable[[], bool]) -> None:
         """Include in reports whether no prefill worker can be reached, as `is_lost` returns it."""
         self._is_prefill_lost = is_lost
+
+    def watch_refusals(self, refusals: Callable[[], dict[str, str]]) -> None:
+        """Include in reports the workers that refuse our pool, as `refusals` returns them."""
+        self._refusals = refusals
 
     def reincarnate(self, incarnation: str) -> None:
         """Report as a new incarnation from now on."""
@@ -153,6 +158,7 @@ class Reporter:
             num_handoffs=load.num_open,
             cache_seq=self._seq,
             prefill_unreachable=int(self._is_prefill_lost()),
+            refused_by=self._refusals(),
             received=self._received(),
             links=self._links(),
             rank_busy_us=tuple(each.busy_us for each in self._rank_times),

@@ -34,6 +34,8 @@ class TransferPeers:
         self._counters = counters
         self._descriptors: dict[str, tuple[PeerDescriptor, SharesByGroup]] = {}  # verified
         self._added: set[str] = set()  # agents that the transport knows
+        self.refusal = ""
+        """Why the last descriptor was refused."""
 
     def try_add(self, message: PeerDescriptor) -> bool:
         """Make a peer's pool writable if its descriptor is authentic and for our transport."""
@@ -60,6 +62,7 @@ class TransferPeers:
             theirs = own.unsharded if message.layout is None else message.layout
             shares = plan_shares(own, theirs)
         except (ConfigError, ProtocolError) as error:
+            self.refusal = str(error)
             log.warning("refused the pool of agent %s: %s", message.agent, error)
             self._counters.add(Count.DESCRIPTORS_REFUSED)
             return False

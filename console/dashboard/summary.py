@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from console.telemetry.facts.facts_json import lost_log
+from console.telemetry.facts.facts_json import apart_line, lost_log
 from console.telemetry.kv_paths import is_off_way
 from console.telemetry.rank_texts import ranks_text
 from console.telemetry.request_window import NUM_POINTS
@@ -35,7 +35,7 @@ _UNUSED = frozenset(
         "rank_busy_us", "rank_wait_us", "tensor_parallel", "pipeline_parallel",
     )
 )  # fmt: skip
-_UNUSED_PARTS = frozenset(("hosts", "keys", "logs", "pools", "routers", "store", "tiers"))
+_UNUSED_PARTS = frozenset(("apart", "hosts", "keys", "logs", "pools", "routers", "store", "tiers"))
 _ONLY_ON_CARDS = frozenset(("blocks_cached", "queued_tokens", "step_ms"))
 _OF_PAIRS = ("path", "expected_path", "bytes_per_s", "exposed_p95_ms", "failures")
 
@@ -115,6 +115,8 @@ def _outages(report: Mapping[str, Any]) -> list[tuple[str, str, int]]:
         found.append(("Log", lost_log(each), each["since_us"]))
     for each in report.get("tiers", ()):
         found.append(("Tier", failing_tier(each), each["since_us"]))
+    if line := apart_line(report.get("apart", ())):
+        found.append(("Pair", line, report["apart"][0]["since_us"]))
     return found
 
 

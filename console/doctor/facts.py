@@ -126,6 +126,15 @@ class TierFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     since_us: int = 0
 
 
+class ApartFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
+    """A usable prefill worker that cannot hand over to a usable decode worker, and why."""
+
+    prefill: str
+    decode: str
+    reason: str
+    since_us: int = 0
+
+
 class LoopFacts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     """How late this router's event loop ran timers in the last seconds: the median, and the
     maximum. A request waits for such a delay several times."""
@@ -145,6 +154,7 @@ class Facts(_Facts, frozen=True, kw_only=True, omit_defaults=True):
     logs: tuple[LogFacts, ...] = ()
     tiers: tuple[TierFacts, ...] = ()
     loop: LoopFacts | None = None
+    apart: tuple[ApartFacts, ...] = ()
 
     def pool(self, role: Role) -> list[WorkerStanding]:
         """The workers of a role, usable or not."""

@@ -42,7 +42,7 @@ def holders_for(
         for name, match in matches.items()
         if match.held >= least
         and (worker := fleet.worker(name)) is not None
-        and _can_serve(worker, computing, failed)
+        and _can_serve(fleet, worker, computing, failed)
     ]
     if not found:
         return []
@@ -64,13 +64,12 @@ def peer_of(worker: Worker) -> KvPeer:
     return KvPeer(worker_id=info.worker_id, incarnation=info.incarnation, control=info.control)
 
 
-def _can_serve(worker: Worker, computing: Worker, failed: Collection[str]) -> bool:
-    info, other = worker.info, computing.info
+def _can_serve(fleet: Fleet, worker: Worker, computing: Worker, failed: Collection[str]) -> bool:
+    info = worker.info
     return (
         worker is not computing
         and info.state in (WorkerState.READY, WorkerState.DRAINING)
         and worker.link.is_ready
         and info.incarnation not in failed
-        and info.layout_fingerprint == other.layout_fingerprint
-        and info.transport == other.transport
+        and not fleet.why_apart(worker.worker_id, computing.worker_id)
     )

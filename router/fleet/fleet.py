@@ -33,6 +33,7 @@ from router.fleet.history import FleetHistory
 from router.fleet.listener import FleetListener, LinkCallbacks
 from router.fleet.worker import Link, Loss, Worker, describe
 from router.metrics import FleetMetrics
+from router.routing.barriers import ApartPair
 from router.routing.caches.cache_index import CacheIndex
 from router.routing.fleet_view import FleetView
 
@@ -232,6 +233,16 @@ class Fleet:
         while not any(e.info.max_context >= min_context for e in self.ready(Role.DECODE)):
             self._changed.clear()
             await self._changed.wait()
+
+    def why_apart(self, source: str, sink: str) -> str:
+        """Why a worker cannot write to the pool of another; "" if nothing is known against it."""
+        return self._view.pairs.barriers.why(source, sink)
+
+    def apart(self) -> list[ApartPair]:
+        """The usable prefill workers that cannot hand over to a usable decode worker."""
+        usable = {each.worker_id for each in self._workers.values() if each.takes_requests}
+        pairs = self._view.pairs.barriers.pairs()
+        return [each for each in pairs if each.source in usable and each.sink in usable]
 
     def workers(self) -> list[Worker]:
         """All workers that the router uses."""

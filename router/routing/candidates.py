@@ -6,7 +6,7 @@ blocks return. A prompt that no worker can take is refused here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from process.number_text import count
 from protocol.errors import Overloaded, PromptTooLong
@@ -46,8 +46,10 @@ def local_candidates(
     costs: Costs,
     matches: Mapping[str, PrefixMatch],
     has_prefill: bool,
+    alone: Collection[str] = (),
 ) -> tuple[Candidate, ...]:
-    """The decode workers that may compute the prompt itself."""
+    """The decode workers that may compute the prompt itself. No prefill worker can hand over to
+    those in `alone`."""
     threshold = query.local_threshold_tokens
     if not has_prefill:
         able = decode
@@ -62,6 +64,9 @@ def local_candidates(
         able = decode
     else:
         able = [e for e in decode if matches.get(e.worker_id, NO_MATCH).num_own] if matches else []
+        if alone:
+            near = {each.worker_id for each in able}.union(alone)
+            able = [each for each in decode if each.worker_id in near]
     return tuple([costs.local(each, not has_prefill) for each in able])
 
 

@@ -89,6 +89,9 @@ def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Dec
     """
     matches = view.matches(query.hashes, now) if query.uses_cache else {}
     decode, prefill = view.ready_pools()
+    if query.source is not None and len(decode) > 1:
+        barriers = view.pairs.barriers
+        decode = [e for e in decode if not barriers.why(query.source, e.worker_id)] or decode
     decode_loads = view.loads(decode)
     prefill_loads = view.loads(prefill) if prefill and query.source is None else []
     session = query.session or query.inferred or view.sessions.inferred(query.hashes)

@@ -62,6 +62,7 @@ class FleetView:
     def take_stats(self, worker: WorkerView, stats: WorkerStats) -> None:
         """Take the newest stats of a worker."""
         worker.take_stats(stats)
+        self.pairs.barriers.take_refusals(worker.worker_id, stats.refused_by)
         self._num_unaveraged += 1
 
     def newly_sent(self) -> list[SentRequests]:
@@ -112,6 +113,7 @@ class FleetView:
         prefill: list[WorkerView] = []
         others: list[WorkerView] = []
         for each in self._workers.values():
+            self.pairs.barriers.take(each.info)
             if not each.takes_requests:
                 continue
             if not each.answers:

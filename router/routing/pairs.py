@@ -1,4 +1,5 @@
-"""How fast KV moves between each pair of workers, and what is under way there.
+"""How fast KV moves between each pair of workers, what is under way there, and which pairs cannot
+hand over.
 
 Pure. Owns the averages of measured transfers, from one worker to another, and the blocks that
 placements are about to move. Pairs that were not measured count as the typical measured one. If
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protocol.registration import KeptWindow, WorkerInfo
+from router.routing.barriers import Barriers
 from router.routing.worker_view import Reservation
 
 WEIGHT = 0.3
@@ -62,6 +64,7 @@ class Pairs:
         """The average over all pairs; None before the first measurement."""
         self.has_windows = False
         """Whether layers with windows keep anything."""
+        self.barriers = Barriers()
         self._windows: tuple[KeptWindow, ...] = ()
         self._block_bytes = 0
 
@@ -69,7 +72,8 @@ class Pairs:
         return len(self._pairs)
 
     def join(self, info: WorkerInfo) -> None:
-        """Take over what layers with windows keep; it is the same for all workers of a fleet."""
+        """Take a worker's registration. All workers of a fleet keep the same windows."""
+        self.barriers.take(info)
         self._windows, self._block_bytes = info.windows, info.block_bytes
         self.has_windows = bool(info.windows)
 
@@ -130,6 +134,7 @@ class Pairs:
 
     def forget(self, worker_id: str) -> None:
         """Forget the pairs of a worker."""
+        self.barriers.forget(worker_id)
         for key in [each for each in self._pairs if worker_id in each]:
             del self._pairs[key]
             self._drop(*key)

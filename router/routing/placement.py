@@ -144,6 +144,8 @@ class Rule(StrEnum):
     """No prefill worker is ready."""
     PREFILL_UNFIT = "no_fitting_prefill_worker"
     """Prefill workers are ready, but none may take the prompt."""
+    APART = "no_pair"
+    """Prefill workers may take the prompt, but none can hand over to this decode worker."""
     NOT_CACHED = "not_cached"
     """No decode worker holds a part of the prompt."""
     SPARE = "spare_decode_worker"
@@ -169,7 +171,8 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
 
     Costs within `tie_ms` of the lowest count as equally good. `ttft_ms`, `tpot_ms` and `cost_ms`
     are predictions; `ttft_ms` is None if the worker has not reported a step model, or if nothing is
-    computed. `meets_targets` is None without targets.
+    computed. `meets_targets` is None without targets. `left_out` names the pairs that were left out
+    because they cannot hand over; "" if there are none.
     """
 
     mode: Mode
@@ -186,3 +189,4 @@ class Placement(msgspec.Struct, frozen=True, gc=False):
     tie_ms: float = 0.0
     meets_targets: bool | None = None
     alternative: Alternative | None = None
+    left_out: str = ""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from operator import attrgetter
 
+from router.routing.barriers import NOBODY
 from router.routing.caches.cache_index import PrefixMatch
 from router.routing.candidates import decode_loads, local_candidates, prefill_candidates
 from router.routing.costs import Costs, blocks_of, exposed_blocks
@@ -83,12 +84,15 @@ def place(
     costs = Costs(query, matches, pairs)
     prefillers = prefill_candidates(query, prefill, costs, matches) if prefill else ()
     decoders = decode_loads(query, decode, costs, matches)
-    picker = _Picker(query, rng, decoders)
-    near = local_candidates(query, decoders, costs, matches, bool(prefillers))
+    picker, alone = _Picker(query, rng, decoders), NOBODY
+    if prefillers and pairs.barriers:
+        prefillers, alone = pairs.barriers.able(prefillers, decoders)
+    near = local_candidates(query, decoders, costs, matches, bool(prefillers), alone)
     here, pair, spare, shown = picker.local(near), None, None, near
     if prefillers and not picker.is_certainly_local(here, prefillers):
         begins_ms = min([each.ttft_ms or 0.0 for each in prefillers])
-        remote = tuple([costs.remote(each, begins_ms) for each in decoders])
+        paired = [e for e in decoders if e.worker_id not in alone] if alone else decoders
+        remote = tuple([costs.remote(each, begins_ms) for each in paired])
         pair = picker.pair(remote, prefillers, pairs)
         is_ample = _is_ample(query, pair) or _is_ample(query, here)
         if not is_ample and _may_overflow(query):
@@ -101,13 +105,18 @@ def place(
         shown = remote
     if spare is not None:
         best, other, shown = spare, best, idle
-    rule = Rule.SPARE if spare is not None else rule_of(query, best, here, prefill, prefillers)
+    rule = (
+        Rule.SPARE if spare is not None else rule_of(query, best, here, prefill, prefillers, alone)
+    )
+    reason = reason_of(query, rule, best, other, here)
+    if rule is Rule.APART:
+        reason += f" ({pairs.barriers.why_alone(best.decode.worker_id)})"
     return Placement(
         mode=Mode.LOCAL if best.prefill is None else Mode.REMOTE,
         decode=best.decode,
         prefill=best.prefill,
         rule=rule,
-        reason=reason_of(query, rule, best, other, here),
+        reason=reason,
         decode_candidates=shown,
         prefill_candidates=prefillers,
         excluded=tuple(sorted(query.exclude)) if query.exclude else (),
@@ -117,6 +126,7 @@ def place(
         tie_ms=tie_ms,
         meets_targets=None if query.targets == NO_TARGETS else best.meets,
         alternative=None if other is None else _alternative(other),
+        left_out=pairs.barriers.text,
     )
 
 
@@ -213,8 +223,31 @@ class _Picker:
         prefill: Sequence[Candidate],
         pairs: Pairs,
     ) -> Choice:
-        """The best pair. Its cost is the sum of its workers' costs, corrected if the speed between
-        them is known to differ from the usual."""
+        """The best pair that can hand over; there is one."""
+        if not pairs.barriers:
+            return self._free_pair(decode, prefill, pairs)
+        parts = pairs.barriers.islands(prefill, decode)
+        found = [self._free_pair(sinks, sources, pairs) for sources, sinks in parts]
+        query = self._query
+        if query.prefer_decode is not None:
+            found = [e for e in found if _sink(e) == query.prefer_decode] or found
+        found = [each for each in found if each.meets] or found
+        limit = min([each.cost_ms for each in found])
+        limit += self.tie_ms(limit)
+        near = [each for each in found if each.cost_ms <= limit]
+        if query.session_workers:
+            near = [each for each in near if _sink(each) in query.session_workers] or near
+        near.sort(key=_sink)
+        return self._rng.choice(near)
+
+    def _free_pair(
+        self,
+        decode: Sequence[Candidate],
+        prefill: Sequence[Candidate],
+        pairs: Pairs,
+    ) -> Choice:
+        """The best pair of workers of which any two can hand over. Its cost is the sum of its
+        workers' costs, corrected if the speed between them is known to differ from the usual."""
         query = self._query
         timely, quick = prefill, decode
         if query.targets is not NO_TARGETS:
@@ -290,6 +323,10 @@ class _Picker:
         in_order = sorted(candidates, key=_name)
         ranked = sorted([(e.cost_ms, self._rng.random(), e.worker_id, e) for e in in_order])
         return [each for *_, each in ranked[:PAIRED]]
+
+
+def _sink(choice: Choice) -> str:
+    return choice.decode.worker_id
 
 
 def _timely(query: PlacementQuery, computing: Sequence[Candidate]) -> Sequence[Candidate]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from process.number_text import count, ms
@@ -28,12 +28,15 @@ def rule_of(
     near: Chosen | None,
     ready: Sequence[object],
     able: Sequence[object],
+    alone: Collection[str],
 ) -> Rule:
-    """The rule; `near` is the best decode worker that may compute the prompt itself. Of the `ready`
-    prefill workers, those `able` may take it."""
+    """The rule; `near` is the best decode worker that may compute the prompt itself. Of the
+    `ready` prefill workers, those `able` may take it, but none can hand over to those `alone`."""
     threshold = query.local_threshold_tokens
     if best.prefill is not None:
         return Rule.NOT_CACHED if near is None else Rule.LOADED
+    if best.decode.worker_id in alone:
+        return Rule.APART
     if able or (threshold is not None and best.decode.missing_tokens <= threshold):
         return Rule.NEAR
     return Rule.PREFILL_UNFIT if ready else Rule.NO_PREFILL
@@ -52,6 +55,8 @@ def reason_of(
         if threshold is not None:
             why_local = f"at most {count(threshold, 'token')} are prefilled there"
         return f"local: {name} lacks {count(best.decode.missing_tokens, 'token')}, {why_local}"
+    if rule is Rule.APART:
+        return f"local: no prefill worker can hand over to {name}"
     if rule is Rule.SPARE:
         late = "" if other is None else f", after {ms(other.ttft_ms)} elsewhere"
         return f"local: {name} gives the first token in time{late}"

@@ -16,7 +16,7 @@ from kv_transfer.transfer_loop import (
 )
 from kv_transfer.transports.interface import SharesByGroup
 from process.sockets.control import Peer
-from protocol.handoff_messages import KvAsk, KvBegun, PeerDescriptor
+from protocol.handoff_messages import KvAsk, KvBegun, PeerDescriptor, PoolRefused
 from protocol.message_base import Message
 from protocol.messages import KvPeer
 
@@ -147,6 +147,7 @@ class FakePeers:
         self.answers_asks = True
         self.descriptor = descriptor
         self.introduced: dict[str, PeerDescriptor] = {}  # peers that got another descriptor
+        self.refusals: dict[str, str] = {}
         self.refused = 0
         self.connected: list[str] = []
         self.answering: set[str] = set()  # whose answer to our Hello has come
@@ -173,6 +174,9 @@ class FakePeers:
 
     def connect_new(self, now: float) -> None:
         pass
+
+    def note_refusal(self, incarnation: str, refused: PoolRefused) -> None:
+        self.refusals[incarnation] = refused.reason
 
     def retry_closed(self) -> None:
         pass

@@ -103,6 +103,7 @@ def test_a_pool_that_does_not_fit_gets_no_other_end(fleet: WorkerFleet, p: Bench
         assert sent(fleet, PoolUnreachable) == []
     finish(fleet)
     assert d.peers.introduced == {}
+    assert d.peers.refusals == {"p1-i": "the way is broken"}, "routers pair it with others"
 
 
 def test_at_the_second_the_sink_gives_another_end(fleet: WorkerFleet, p: Bench, d: Bench) -> None:

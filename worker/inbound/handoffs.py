@@ -43,6 +43,7 @@ from protocol.handoff_messages import (
     GroupBlocks,
     KvBegun,
     KvClosed,
+    PoolRefused,
     PoolUnreachable,
 )
 from protocol.messages import Abort, KvPeer
@@ -155,6 +156,8 @@ class InboundHandoffs:
                 self.close(incarnation, message)
             elif isinstance(message, CachedPrefix):
                 self.on_prefix(incarnation, message)
+            elif isinstance(message, PoolRefused):
+                self._peers.note_refusal(incarnation, message)
             elif isinstance(message, PoolUnreachable):
                 self._ends.on_unreachable(incarnation, message)
             else:

@@ -17,7 +17,7 @@ from process.process_watch import WatchedProcess
 from process.sockets.control import ControlLink
 from protocol.control_message import ControlMessage
 from protocol.errors import ProtocolError
-from protocol.handoff_messages import PeerDescriptor
+from protocol.handoff_messages import PeerDescriptor, PoolRefused
 from protocol.message_base import Message
 from protocol.messages import KvPeer, Role
 from protocol.registration import WorkerInfo, WorkerState, generation
@@ -71,6 +71,8 @@ class SourcePeers:
         self._neighbours: dict[str, set[str]] = {}  # of peers that were lost on other machines
         self._reset: list[str] = []
         self._descriptor = around.descriptor
+        self.refusals: dict[str, str] = {}
+        """Why sources never write to our pool, by incarnation."""
         self.refused = 0
         """Frames from sources that were foreign or corrupt."""
 
@@ -94,6 +96,8 @@ class SourcePeers:
                 self.connect(_peer_of(info))
         self._met = {info.incarnation for info in members}
         self._why_gone = {each: why for each, why in self._why_gone.items() if each in self._met}
+        if self.refusals:
+            self.refusals = {each: why for each, why in self.refusals.items() if each in self._met}
 
     def retry_closed(self) -> None:
         """Make the next `connect_new` open again the links that were closed although their workers
@@ -114,6 +118,8 @@ class SourcePeers:
         link = self._links.get(info.incarnation)
         if difference := self._difference(info):
             return difference
+        if refusal := self.refusals.get(info.incarnation):
+            return refusal
         if link is None:
             return self._why_gone.get(info.incarnation, "not connected yet")
         if link.control.accepted is None:
@@ -229,7 +235,13 @@ class SourcePeers:
         link = self._links.get(incarnation)
         if link is not None:
             link.descriptor = descriptor
+            self.refusals.pop(incarnation, None)
             link.control.send(descriptor)
+
+    def note_refusal(self, incarnation: str, refused: PoolRefused) -> None:
+        """Note that a source never writes to our pool, unless the pool has another name by now."""
+        if refused.agent == self.agent_for(incarnation):
+            self.refusals[incarnation] = refused.reason
 
     def send(self, incarnation: str, message: Message) -> None:
         """Queue a message. Without a link it is dropped; the sink's sweep repeats it."""

@@ -49,6 +49,8 @@ def check_pools(seen: Observation) -> Finding | str | None:
     missed = _missed(seen, Role.PREFILL)
     if missed and not facts.usable(Role.PREFILL):
         return _prefill_gone(missed, "The prefill pool is gone: decode workers compute prompts")
+    if facts.apart:
+        return _apart(seen)
     cut_off = [each for each in facts.usable(Role.DECODE) if each.prefill_unreachable]
     if cut_off and facts.usable(Role.PREFILL):
         return _cut_off(cut_off)
@@ -90,6 +92,39 @@ def _prefill_gone(missed: Sequence[WorkerStanding], title: str) -> Finding:
         evidence=Evidence(kind="prefill pool", numbers=(Number("0", "usable workers"),)),
         changes=_changes(missed),
     )
+
+
+def _apart(seen: Observation) -> Finding:
+    """Pairs that cannot hand over: all of them, or some."""
+    facts = seen.facts
+    apart, num_pairs = facts.apart, len(facts.usable(Role.PREFILL)) * len(facts.usable(Role.DECODE))
+    is_all = len(apart) >= num_pairs
+    title = "No prefill worker can hand over to a decode worker"
+    text = "Decode workers compute prompts, which hold up their streams."
+    if not is_all:
+        title = f"{count(len(apart), 'pair')} of {num_pairs} cannot hand over"
+        text = "Requests use the other pairs, or decode workers compute their prompts."
+    shown = [f"{e.prefill} to {e.decode}: {e.reason}." for e in apart[: 2 * MAX_NAMED]]
+    more = len(apart) - len(shown)
+    return Finding(
+        rule="pools",
+        title=title,
+        text=(text, *shown, *((f"And {more} more.",) if more else ())),
+        urgency=Urgency.URGENT if is_all else Urgency.SOON,
+        evidence=Evidence(
+            kind="pairs",
+            numbers=(
+                Number(integer(len(apart)), "cannot hand over"),
+                Number(integer(num_pairs), "in all"),
+            ),
+        ),
+        changes=(
+            Change(
+                setting="transport, UCX_TLS, kv_checksum", scope="both pools",
+                text="Give both pools the same values, and restart those that differ.",
+            ),
+        ),
+    )  # fmt: skip
 
 
 def _cut_off(workers: Sequence[WorkerStanding]) -> Finding:

@@ -1,14 +1,14 @@
 """Collects the facts of a router's fleet, once per second.
 
-Owns the time since which the store is in trouble, and the counts of ended requests by key. Reads
-the fleet, traces, the door and other routers' summaries.
+Owns the times since which the store is in trouble and pairs cannot hand over, and the counts of
+ended requests by key. Reads the fleet, traces, the door and other routers' summaries.
 """
 
 from __future__ import annotations
 
 import time
 
-from console.doctor.facts import Facts, StoreFacts, WorkerStanding
+from console.doctor.facts import ApartFacts, Facts, StoreFacts, WorkerStanding
 from console.telemetry.facts.failing_tiers import TierWatch
 from console.telemetry.facts.host_cpu import HostWatch
 from console.telemetry.facts.keys import KeyWindow, key_facts
@@ -24,6 +24,9 @@ from router.fleet.fleet import Fleet
 from router.fleet.worker import Worker
 from router.requests.trace_store import TraceStore
 
+MAX_APART = 1024
+"""The most pairs that cannot hand over in the facts."""
+
 
 class FactWatch:
     """The facts of the last `sample`."""
@@ -38,6 +41,7 @@ class FactWatch:
         self._hosts, self._logs, self._tiers = HostWatch(), LogWatch(), TierWatch()
         self._host_load = HostLoad()
         self._store_since_us = 0
+        self._apart_since_us: dict[tuple[str, str], int] = {}
 
     def sample(self, ttft_target_ms: float) -> Facts:
         """Collect the current facts."""
@@ -55,6 +59,7 @@ class FactWatch:
             logs=self._logs.facts(),
             tiers=self._tiers.facts(),
             loop=self.loop.facts(),
+            apart=self._apart(now_us),
         )
         return self.latest
 
@@ -67,6 +72,20 @@ class FactWatch:
             if info is not None:
                 found.append(_standing(info, worker, condition))
         return tuple(found)
+
+    def _apart(self, now_us: int) -> tuple[ApartFacts, ...]:
+        pairs, known = self._fleet.apart()[:MAX_APART], self._apart_since_us
+        since = {each[:2]: known.get(each[:2], now_us) for each in pairs}
+        self._apart_since_us = since
+        return tuple(
+            ApartFacts(
+                prefill=each.source,
+                decode=each.sink,
+                reason=each.reason,
+                since_us=since[each[:2]],
+            )
+            for each in pairs
+        )
 
     def _store(self, now_us: int) -> StoreFacts | None:
         trouble = self._fleet.store_trouble

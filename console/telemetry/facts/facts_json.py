@@ -13,8 +13,9 @@ from protocol.messages import Role
 
 
 def facts_json(facts: Facts, serving: Sequence[str], store_notice: str | None) -> dict[str, Any]:
-    """The parts `pools`, `keys`, `store`, `routers`, `hosts`, `logs` and `tiers`; `serving` names
-    the other routers that are alive, `store_notice` is a notice about the store for operators."""
+    """The parts `pools`, `keys`, `store`, `routers`, `hosts`, `logs`, `tiers` and `apart`;
+    `serving` names the other routers that are alive, `store_notice` is a notice about the store
+    for operators."""
     store = facts.store
     routers: list[dict[str, Any]] = [
         {"name": each, "state": "serving", "since_us": None} for each in serving
@@ -34,6 +35,7 @@ def facts_json(facts: Facts, serving: Sequence[str], store_notice: str | None) -
         "hosts": [_all_fields(each) for each in facts.hosts],
         "logs": [_all_fields(each) for each in facts.logs],
         "tiers": [_all_fields(each) for each in facts.tiers],
+        "apart": [_all_fields(each) for each in facts.apart],
     }
 
 
@@ -41,6 +43,18 @@ def lost_log(log: Mapping[str, Any]) -> str:
     """A process of `logs` in words."""
     lost = count(log["lost"], "line")
     return f"{log['process']} cannot write its log: {lost} lost; it serves on."
+
+
+def apart_line(pairs: Sequence[Mapping[str, Any]]) -> str:
+    """The pairs of `apart` in one line; "" if there are none."""
+    if not pairs:
+        return ""
+    first, more = pairs[0], len(pairs) - 1
+    others = f" (and {count(more, 'more pair')})" if more else ""
+    return (
+        f"{first['prefill']} cannot hand over to {first['decode']}{others}: {first['reason']}; "
+        "requests use other pairs, or decode workers compute the prompts."
+    )
 
 
 def _pool_json(facts: Facts, role: Role) -> dict[str, Any]:

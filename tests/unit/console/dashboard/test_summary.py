@@ -121,11 +121,22 @@ def test_a_store_a_router_and_a_log_that_are_away_are_told() -> None:
     store = {"trouble": "the store does not answer", "since_us": 4}
     logs = [{"process": "decode-1", "lost": 12, "since_us": 6}]
     tiers = [{"worker_id": "decode-1", "tier": "disk", "failures": 3, "since_us": 7}]
-    assert part("outages", store=store, routers=routers, logs=logs, tiers=tiers) == [
+    apart = [
+        {"prefill": f"prefill-{i}", "decode": "decode-1", "reason": f"{i}", "since_us": 8}
+        for i in (1, 2)
+    ]
+    shown = part("outages", store=store, routers=routers, logs=logs, tiers=tiers, apart=apart)
+    assert shown == [
         ("Store", "the store does not answer; requests go on with the workers last known.", 4),
         ("Router", "router b is silent: it was killed, or it hangs.", 5),
         ("Log", "decode-1 cannot write its log: 12 lines lost; it serves on.", 6),
         ("Tier", "decode-1: 3 blocks failed in its disk tier; it serves on.", 7),
+        (
+            "Pair",
+            "prefill-1 cannot hand over to decode-1 (and 1 more pair): 1; requests use other "
+            "pairs, or decode workers compute the prompts.",
+            8,
+        ),
     ]
     assert part("outages", store={"trouble": None, "since_us": None}, routers=routers[:1]) == []
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from console.doctor.facts import (
+    ApartFacts,
     Facts,
     HostFacts,
     KeyFacts,
@@ -45,6 +46,12 @@ def gone(worker_id: str, cause: str, reason: str = "its lease ended") -> WorkerS
 
 
 FLEET = (worker("prefill-1"), worker("decode-1"), worker("decode-2"))
+APART = ApartFacts(
+    prefill="prefill-1",
+    decode="decode-1",
+    reason="its transport is nixl, not shm",
+    since_us=SINCE_US,
+)
 STARVED = HostFacts(
     name="host-7", waiting_share=0.55, busy_cores=2.0, own_cores=0.7, processes=("decode-1",)
 )
@@ -54,7 +61,7 @@ def seen(
     *workers: WorkerStanding, keys: tuple[KeyFacts, ...] = (GOOD,), **fields: Any
 ) -> Observation:
     """An observation of facts alone: no request has been judged."""
-    names = ("store", "routers", "hosts", "logs", "tiers", "loop")
+    names = ("store", "routers", "hosts", "logs", "tiers", "loop", "apart")
     facts = {name: fields.pop(name) for name in names if name in fields}
     whole = Observation(
         now_us=NOW_US,
@@ -183,6 +190,14 @@ TROUBLE = {
     "a tier on a full disk": (
         seen(tiers=(TierFacts(worker_id="decode-1", tier="disk", failures=4, since_us=SINCE_US),)),
         "Blocks below the KV pool of decode-1 (disk) fail", "tiers",
+    ),
+    "a decode worker with another transport": (
+        seen(apart=(APART,)),
+        "1 pair of 2 cannot hand over", "pools",
+    ),
+    "pools with different transports": (
+        seen(apart=(APART, msgspec.structs.replace(APART, decode="decode-2"))),
+        "No prefill worker can hand over to a decode worker", "pools",
     ),
     "a log on a full disk": (
         seen(logs=(LogFacts(process="decode-1", lost=12, since_us=SINCE_US),)),

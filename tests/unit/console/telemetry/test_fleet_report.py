@@ -15,8 +15,8 @@ from tests.unit.router.fake_worker import prefill_trace
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 
 PARTS = {
-    "workers", "pools", "keys", "store", "routers", "hosts", "logs", "tiers", "pairs", "pressure",
-    "totals", "targets", "clock", "history", "events",
+    "workers", "pools", "keys", "store", "routers", "hosts", "logs", "tiers", "apart", "pairs",
+    "pressure", "totals", "targets", "clock", "history", "events",
 }  # fmt: skip
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from msgspec import structs
 
@@ -18,6 +15,7 @@ from scheduling.block_pools import BlockPools
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.step_model import StepModel
 from tests.layouts import windowed_layout
+from tests.registration import registration
 from tests.unit.router.routing.test_tier_costs import BLOCK, load, query
 from worker.moved_blocks import kept_windows
 
@@ -26,9 +24,8 @@ BYTES = 1000
 
 
 def pairs_of(*windows: KeptWindow) -> Pairs:
-    info: Any = SimpleNamespace(windows=windows, block_bytes=BYTES)
     pairs = Pairs()
-    pairs.join(info)
+    pairs.join(registration("d1", windows=windows, block_bytes=BYTES))
     return pairs
 
 

@@ -19,7 +19,7 @@ from process.sockets.control import ControlServer, Peer
 from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import HelloPolicy
 from process.sockets.options import tcp_endpoint
-from protocol.handoff_messages import KvClosed, PeerDescriptor
+from protocol.handoff_messages import KvClosed, PeerDescriptor, PoolRefused
 from protocol.messages import PROTOCOL_VERSION, Abort, Hello, KvPeer, Role
 from protocol.registration import WorkerInfo, WorkerState
 from tests.registration import registration
@@ -314,6 +314,27 @@ def test_what_keeps_each_prefill_worker_from_sending_is_said(pair: Pair) -> None
     pair.exchange(lambda: pair.peers.receive() or pair.heard)
     pair.exchange(lambda: pair.peers.receive() or pair.peers.obstacles(0.0) == {"p": None})
     assert "silent for " in str(pair.peers.obstacles(1e12)["p"])
+
+
+def test_a_refusal_is_known_until_the_pool_has_another_name_or_the_source_is_gone(
+    pair: Pair,
+) -> None:
+    pair.members = [member(pair)]
+    introduce(pair)
+    agent = pair.peers.descriptor.agent
+    pair.peers.note_refusal("p-i", PoolRefused(agent="a former name", reason="late"))
+    assert pair.peers.refusals == {}
+    pair.peers.note_refusal("p-i", PoolRefused(agent=agent, reason="it compares digests"))
+    assert pair.peers.refusals == {"p-i": "it compares digests"}
+    assert pair.peers.obstacles(0.0) == {"p": "it compares digests"}
+    pair.peers.introduce("p-i", msgspec.structs.replace(pair.peers.descriptor, agent="new"))
+    assert pair.peers.refusals == {}
+    pair.peers.note_refusal("p-i", PoolRefused(agent="new", reason="still"))
+    pair.peers.connect_new(1.0)
+    assert pair.peers.refusals == {"p-i": "still"}
+    pair.members = []
+    pair.peers.connect_new(2.0)
+    assert pair.peers.refusals == {}
 
 
 def test_one_that_was_given_up_is_met_again_when_asked_for(pair: Pair) -> None:
