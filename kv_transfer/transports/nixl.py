@@ -41,6 +41,7 @@ from kv_transfer.transports.nixl_descriptor import (
 )
 from kv_transfer.transports.nixl_module import error_types, load_nixl
 from kv_transfer.transports.tcp_sockets import listening_ports, shut_down
+from kv_transfer.transports.ucx_network import said_to_ucx
 from kv_transfer.transports.ucx_paths import ucx_paths
 from protocol.errors import ConfigError, PoolMismatch, TransferError
 
@@ -89,7 +90,9 @@ class NixlTransport:
         try:
             self._nixl: Any = nixl.nixl_agent(agent, config)
         except self._errors as error:
-            raise ConfigError(f"NIXL cannot start its UCX backend: {error!r}") from error
+            raise ConfigError(
+                f"NIXL cannot start its UCX backend{said_to_ucx(os.environ)}: {error!r}"
+            ) from error
         if "UCX" not in self._nixl.backends:
             raise ConfigError("this installation of NIXL has no UCX backend")
         self._ports = listening_ports() - others

@@ -8,7 +8,7 @@ no permission, because remote keys guard the memory. Pure: returns the variables
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from protocol.errors import ConfigError
@@ -27,7 +27,7 @@ def ucx_network(
     system: Path = Path("/sys/class"),
 ) -> dict[str, str]:
     """The variables to set before NIXL starts. Variables that the operator has set in `environment`
-    stay.
+    stay; an empty one counts as not set.
 
     `outer_host` is the address that the worker listens on, None for a loopback address;
     `interfaces` are names of network interfaces or RDMA ports (`mlx5_0:1`); `ports` is the range
@@ -61,4 +61,19 @@ def ucx_network(
 
 
 def _unless_set(chosen: dict[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in chosen.items() if name not in environment}
+    return {name: value for name, value in chosen.items() if not environment.get(name)}
+
+
+def without_empty(environment: MutableMapping[str, str]) -> None:
+    """Remove UCX's variables that are empty: UCX would find no device or way by such a one, where
+    the operator has just left it out."""
+    for name in [name for name, text in environment.items() if name[:4] == "UCX_" and not text]:
+        del environment[name]
+
+
+def said_to_ucx(environment: Mapping[str, str]) -> str:
+    """The variables by which UCX was told what to use, for an error message; "" if none is set."""
+    said = [
+        f"{name}={environment[name]}" for name in (TLS, NET_DEVICES, PORTS) if name in environment
+    ]
+    return f" (with {', '.join(said)})" if said else ""

@@ -70,7 +70,7 @@ def placed(settings: S, environ: Mapping[str, str]) -> S:
         if getattr(settings, name) is None and environ.get(variable)
     }
     for name in ("nnodes", "node_rank"):
-        if not found.get(name, "0").isdigit():
+        if not (found.get(name, "0").isascii() and found.get(name, "0").isdecimal()):
             raise ConfigError(f"{_LWS[name]} is {found[name]}, which is no number")
     done = replace(
         settings,

@@ -17,7 +17,7 @@ from kv_transfer.service import TransferService
 from kv_transfer.transports.distant_end import DistantHost, open_ends
 from kv_transfer.transports.interface import Transport
 from kv_transfer.transports.registry import chosen_transport, create_transport, open_end
-from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
+from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network, without_empty
 from process.clock import wall_us
 from process.sockets.host_names import is_loopback
 from process.wakeup import Wakeup
@@ -85,6 +85,7 @@ def _transport_name(settings: WorkerSettings, device: str) -> str:
 
 def _prepare_environment(settings: WorkerSettings, transport: str) -> None:
     """Set the variables that UCX reads when it is loaded, and when NIXL starts."""
+    without_empty(os.environ)
     for name, value in UNSIGNALLED.items():
         os.environ.setdefault(name, value)
     if transport == "nixl":

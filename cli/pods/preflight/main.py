@@ -25,7 +25,7 @@ from cli.pods.preflight.meeting import Meeting
 from cli.pods.preflight.rank_ways import check_ranks
 from cli.pods.preflight.settings import PreflightSettings
 from kv_transfer.transports.registry import chosen_transport, create_transport
-from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network
+from kv_transfer.transports.ucx_network import UNSIGNALLED, ucx_network, without_empty
 from process.settings import settings_or_exit
 from process.sockets.host_names import is_loopback
 from process.store.store_url import store_url
@@ -115,6 +115,7 @@ def _exchange(settings: PreflightSettings, peers: list[int], deadline: float) ->
 
 def _prepare_ucx(settings: PreflightSettings) -> None:
     """Set UCX's variables as a worker with these settings would. Raises ConfigError."""
+    without_empty(os.environ)
     os.environ.update({name: os.environ.get(name, value) for name, value in UNSIGNALLED.items()})
     outer_host = None if is_loopback(settings.host) else settings.host
     interfaces, allows_tcp = settings.kv_interface, settings.allow_kv_over_tcp

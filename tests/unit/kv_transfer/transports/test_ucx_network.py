@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kv_transfer.transports.ucx_network import ucx_network
+from kv_transfer.transports.ucx_network import said_to_ucx, ucx_network, without_empty
 from protocol.errors import ConfigError
 
 
@@ -51,6 +51,20 @@ def test_what_the_operator_has_set_for_ucx_stays(system: Path) -> None:
     own = {"UCX_NET_DEVICES": "eth0", "UCX_TLS": "tcp"}
     assert ucx_network(None, (), False, own, None, system) == {}
     assert ucx_network("0.0.0.0", ("mlx5_0:1",), False, own, None, system) == {}
+
+
+def test_an_empty_variable_opens_no_other_interface(system: Path) -> None:
+    empty = {"UCX_NET_DEVICES": "", "UCX_TLS": "", "UCX_TCP_PORT_RANGE": "", "OTHER": ""}
+    assert ucx_network(None, (), False, empty, None, system) == {"UCX_NET_DEVICES": "lo"}
+    chosen = ucx_network("0.0.0.0", ("mlx5_0:1",), False, empty, "4100-4199", system)
+    assert set(chosen) == {"UCX_NET_DEVICES", "UCX_TLS", "UCX_TCP_PORT_RANGE"}
+    without_empty(empty)
+    assert empty == {"OTHER": ""}, "UCX itself reads an empty variable as nothing at all"
+
+
+def test_an_error_names_what_ucx_was_told() -> None:
+    assert said_to_ucx({"UCX_TLS": "rc", "UCX_LOG_LEVEL": "info"}) == " (with UCX_TLS=rc)"
+    assert said_to_ucx({"HOME": "/"}) == ""
 
 
 def test_named_ports_are_for_tcp_on_any_interface(system: Path) -> None:

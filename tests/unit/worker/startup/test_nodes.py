@@ -57,6 +57,7 @@ def test_a_leader_worker_set_gives_the_same_as_flags() -> None:
             {},
             "leave host_tier_bytes, disk_tier_bytes and disk_tier_dir out",
         ),
+        ({}, {**LWS, "LWS_GROUP_SIZE": "\N{SUPERSCRIPT TWO}"}, "which is no number"),
         ({}, {**LWS, "LWS_WORKER_INDEX": "one"}, "LWS_WORKER_INDEX is one, which is no number"),
         ({}, {**LWS, "LWS_GROUP_SIZE": "3"}, "nnodes 3 must divide the 2 ranks"),
     ],
