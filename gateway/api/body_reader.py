@@ -143,7 +143,7 @@ def _check_media_type(record: RequestRecord) -> None:
     """Accepts `application/json` and types that end in `+json`, with parameters. A web page can
     send other types, or none, to any site without asking. Raises HTTPException 415."""
     content_type = record.header(b"content-type")
-    if content_type is None:
+    if not content_type:
         has_body = record.header(b"content-length") not in (None, "0")
         if has_body or record.header(b"transfer-encoding") is not None:
             raise HTTPException(415, "a content-type is missing: send application/json")

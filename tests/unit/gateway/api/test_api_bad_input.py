@@ -230,6 +230,8 @@ def test_a_body_without_json_content_type_is_refused(api, path):
     body = json.dumps(VALID[path]).encode()
     assert_refused(api.http.post(path, content=body), 415, None)
     assert_refused(api.http.post(path, content=iter([body])), 415, None)
+    empty = api.http.post(path, content=body, headers={"content-type": ""})
+    assert "a content-type is missing" in empty.json()["error"]["message"]
     for wrong in ("text/plain; application/json", "text/plain;+json", "text/plain,+json", "+json"):
         refused = api.http.post(path, content=body, headers={"content-type": wrong})
         assert_refused(refused, 415, None)
