@@ -59,7 +59,11 @@ class Client:
 
 
 CLIENTS = (
-    Client("litellm", "chat, stream, tools, `ContextWindowExceededError`", ("litellm",)),
+    Client(
+        "litellm",
+        "library and proxy: chat, stream, tools, `ContextWindowExceededError`, abort",
+        ("litellm[proxy]",),
+    ),
     Client("langchain", "chat, stream, tools, structured output", ("langchain-openai",)),
     Client("llama_index", "chat, stream", ("llama-index-llms-openai-like",)),
     Client("pydantic_ai", "structured output, tools", ("pydantic-ai-slim[openai]",)),

@@ -1,10 +1,20 @@
-"""litellm: chat, stream, tools, and its own error for a prompt that is too long."""
+"""litellm: chat, stream, tools, and its own error for a prompt that is too long. Also its proxy in
+front of the fleet: the same for OpenAI's client, and a stream that is left."""
 
 import os
+import socket
+import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
+
+from baton_fleet import aborted
 
 sys.path.pop(0)  # this file has the client's name
+import httpx
 import litellm
+import openai
 
 BASE = {"api_base": f"{os.environ['BATON_TEST_URL']}/v1", "api_key": "none"}
 MODEL = "openai/demo_model"
@@ -45,3 +55,85 @@ for messages, most in (([{"role": "user", "content": "word " * 9000}], 20), (ASK
     except litellm.ContextWindowExceededError:
         continue
     raise AssertionError("no ContextWindowExceededError")
+
+
+START_S = 120.0
+PROXY = """\
+model_list:
+- model_name: chat
+  litellm_params: {{model: hosted_vllm/demo_model, api_base: "{fleet}/v1", api_key: none}}
+- model_name: messages
+  litellm_params: {{model: anthropic/demo_model, api_base: "{fleet}", api_key: none}}
+"""
+
+
+def converse(client: openai.OpenAI, model: str) -> None:
+    """An answer, a stream with its usage, a call, a prompt that is too long, and a stream that the
+    client leaves."""
+    answer = client.chat.completions.create(model=model, messages=ASK, max_tokens=20)
+    assert answer.usage.completion_tokens == 20
+    stream = client.chat.completions.create(
+        model=model,
+        messages=ASK,
+        max_tokens=20,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    usages = [each.usage for each in stream if each.usage is not None]
+    assert [each.completion_tokens for each in usages] == [20]
+    called = client.chat.completions.create(
+        model=model, messages=ASK, tools=[WEATHER], tool_choice="required", max_tokens=200
+    )
+    assert called.choices[0].message.tool_calls[0].function.name == "weather"
+    assert "ContextWindowExceededError" in refusal_of_a_long_prompt(client, model)
+    with aborted():
+        left = client.chat.completions.create(
+            model=model,
+            messages=ASK,
+            stream=True,
+            max_tokens=3500,
+            extra_body={"min_tokens": 3000},
+        )
+        next(iter(left))
+        left.close()
+
+
+def refusal_of_a_long_prompt(client: openai.OpenAI, model: str) -> str:
+    """The error that the client shows."""
+    try:
+        client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "word " * 9000}]
+        )
+    except openai.BadRequestError as error:
+        return str(error)
+    raise AssertionError("no error")
+
+
+with socket.create_server(("127.0.0.1", 0)) as held:
+    port = held.getsockname()[1]
+with tempfile.TemporaryDirectory() as folder:
+    config = Path(folder) / "config.yaml"
+    config.write_text(PROXY.format(fleet=os.environ["BATON_TEST_URL"]))
+    command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config)]
+    environment = {
+        **os.environ,
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+    }
+    with subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port)], env=environment
+    ) as proxy:
+        try:
+            deadline = time.monotonic() + START_S
+            while True:
+                try:
+                    httpx.get(f"http://127.0.0.1:{port}/health/liveliness").raise_for_status()
+                    break
+                except httpx.HTTPError:
+                    assert time.monotonic() < deadline, "the proxy does not answer"
+                    time.sleep(0.2)
+            client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
+            for name in ("chat", "messages"):
+                converse(client, name)
+        finally:
+            proxy.terminate()
