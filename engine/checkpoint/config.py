@@ -32,6 +32,7 @@ MAX_WIDTH = 1 << 22
 models."""
 
 _MODEL_OPTIMIZER_FILE = "hf_quant_config.json"
+_MISTRAL_FILE = "params.json"
 
 
 def load_model_config(folder: Path) -> ModelConfig:
@@ -41,6 +42,11 @@ def load_model_config(folder: Path) -> ModelConfig:
     the order of transformers' `generate`. Raises ModelLoadError.
     """
     path, beside = folder / "config.json", folder / _MODEL_OPTIMIZER_FILE
+    if is_there(folder / _MISTRAL_FILE) and not is_there(path):
+        raise ModelLoadError(
+            f"{path} is missing; the folder has Mistral's own form ({_MISTRAL_FILE}), and only "
+            "Hugging Face's is supported"
+        )
     keys = JsonKeys(read_json_object(path), str(path))
     config = parse_model_config(keys, load_generation_config(folder).eos_token_ids)
     if config.quantization is not None or not is_there(beside):

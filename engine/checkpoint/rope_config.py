@@ -163,9 +163,13 @@ def _is_above_zero(value: object) -> bool:
 
 
 def _yarn_fields(table: JsonKeys, length_ratio: float) -> dict[str, float | bool | None]:
+    factor = table.number("factor", length_ratio)
+    scale = table.number("attention_factor", None)
+    if scale is None and "attn_factor" in table:  # on top of the scale that follows from the factor
+        scale = table.number("attn_factor") * (0.1 * math.log(max(factor, 1.0)) + 1.0)
     return {
-        "factor": table.number("factor", length_ratio),
-        "attention_factor": table.number("attention_factor", None),
+        "factor": factor,
+        "attention_factor": scale,
         "beta_fast": table.number("beta_fast", 32.0, above=_LEAST_BETA),
         "beta_slow": table.number("beta_slow", 1.0, above=_LEAST_BETA),
         "mscale": table.number("mscale", None, above=_JUST_BELOW_ZERO) or None,

@@ -286,6 +286,14 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
             {"kind": "yarn", "factor": 8.0, "attention_factor": 1.2, "beta_fast": 16.0},
         ),
         ({"kind": "telechat3-yarn"}, {"kind": "yarn", "attention_factor": 1.0}),
+        (
+            {"kind": "yarn", "factor": 4.0, "attn_factor": 0.5},
+            {"kind": "yarn", "factor": 4.0, "attention_factor": 0.5 * (1 + 0.1 * math.log(4.0))},
+        ),
+        (
+            {"kind": "yarn", "factor": 4.0, "attn_factor": 0.5, "attention_factor": 1.2},
+            {"kind": "yarn", "factor": 4.0, "attention_factor": 1.2},
+        ),
     ],
     ids=str,
 )
@@ -410,6 +418,13 @@ def test_end_of_text_ids_are_the_generation_configs_where_it_has_any(tmp_path):
     assert load_model_config(tmp_path).eos_token_ids == (3,)
     write(tmp_path, "generation_config.json", {"eos_token_id": [5, 6]})
     assert load_model_config(tmp_path).eos_token_ids == (5, 6)
+
+
+def test_mistral_s_own_form_is_named(tmp_path):
+    write(tmp_path, "params.json", {"dim": 4096})
+    expected = r"config\.json is missing; the folder has Mistral's own form \(params\.json\)"
+    with pytest.raises(ModelLoadError, match=expected):
+        load_model_config(tmp_path)
 
 
 def test_generation_config(tmp_path):
