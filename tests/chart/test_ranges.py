@@ -103,6 +103,16 @@ REFUSED: list[tuple[Values, str, Values]] = [
         keeping(256 * MIB, resources={"limits": {"memory": "4G"}}),
     ),
     (
+        {"image": {"repository": "registry.example:5000/ai/baton:v1"}},
+        "set image.repository: registry.example:5000/ai/baton and image.tag: v1\n",
+        {"image": {"repository": "registry.example:5000/ai/baton", "tag": "v1"}},
+    ),
+    (
+        gpu(pools={"d": {"role": "decode", "image": {"repository": "r/b:2", "tag": "3"}}}),
+        "pools.d.image.repository: r/b:2 ends in a tag, which has a value of its own",
+        gpu(pools={"d": {"role": "decode", "image": {"repository": "r/b", "tag": "3"}}}),
+    ),
+    (
         {"router": {"podLabels": {"app.kubernetes.io/instance": "x"}}},
         "router.podLabels: the chart sets app.kubernetes.io/instance itself",
         {"router": {"podLabels": {"app.kubernetes.io/part-of": "x"}}},

@@ -23,9 +23,18 @@
 {{- end -}}
 {{- $volumes := dict "router.volumes" .Values.router.volumes "store.volumes" .Values.store.volumes -}}
 {{- $labels := dict "router.podLabels" .Values.router.podLabels "store.podLabels" .Values.store.podLabels "jobs.podLabels" .Values.jobs.podLabels "serviceMonitor.labels" .Values.serviceMonitor.labels "prometheusRule.labels" .Values.prometheusRule.labels "grafana.labels" .Values.grafana.labels -}}
+{{- $images := dict "image" .Values.image -}}
 {{- range $pool, $values := include "baton.pools" . | fromYaml -}}
+{{- $_ := set $images (printf "pools.%s.image" $pool) $values.image -}}
 {{- $_ := set $labels (printf "pools.%s.podLabels" $pool) $values.podLabels -}}
 {{- $_ := set $volumes (printf "pools.%s.volumes" $pool) $values.volumes -}}
+{{- end -}}
+{{- range $path, $image := $images -}}
+{{- $name := default "" (default dict $image).repository -}}
+{{- $tag := regexFind ":[^/]*$" $name -}}
+{{- if $tag -}}
+{{- $wrong = append $wrong (printf "%s.repository: %s ends in a tag, which has a value of its own; set %s.repository: %s and %s.tag: %s" $path $name $path (trimSuffix $tag $name) $path (trimPrefix ":" $tag)) -}}
+{{- end -}}
 {{- end -}}
 {{- range $path, $given := $volumes -}}
 {{- range $given -}}
