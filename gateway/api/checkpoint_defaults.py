@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from checkpoint.generation_config import load_generation_config
-from gateway.text.checkpoint_texts import optional_keys
+from gateway.text.checkpoint_texts import model_keys
 
 _END = "eos_token_id"
 
@@ -33,7 +33,7 @@ def load_sampling_defaults(path: Path, eos_id: int | None) -> SamplingDefaults:
     """
     generation = load_generation_config(path)
     ends = [] if eos_id is None else [eos_id]
-    ends += [*generation.eos_token_ids, *optional_keys(path / "config.json").token_ids(_END)]
+    ends += [*generation.eos_token_ids, *model_keys(path).token_ids(_END)]
     return SamplingDefaults(
         temperature=_or(generation.temperature, 1.0),
         top_p=_or(generation.top_p, 1.0),

@@ -106,8 +106,19 @@ def _compiled(file: Path, source: str, config: TokenizerConfig) -> ChatTemplate:
 
 def load_vocab_size(folder: Path) -> int | None:
     """The model's vocabulary size, if config.json has one. Raises ModelLoadError."""
-    size: int | None = optional_keys(folder / "config.json").integer("vocab_size", None)
+    size: int | None = model_keys(folder).integer("vocab_size", None)
     return size
+
+
+def model_keys(folder: Path) -> JsonKeys:
+    """The keys of config.json, completed by those of its language model if that is one part of
+    several. Raises ModelLoadError."""
+    keys = optional_keys(folder / "config.json")
+    text = keys.table("text_config")
+    if text is None:
+        return keys
+    whole = {key: value for key, value in keys.values.items() if value is not None}
+    return JsonKeys({**text.values, **whole}, keys.where)
 
 
 def optional_keys(path: Path) -> JsonKeys:

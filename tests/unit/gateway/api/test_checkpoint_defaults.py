@@ -38,6 +38,14 @@ def test_ends_of_text_come_from_every_file(tmp_path):
     assert load_sampling_defaults(tmp_path, eos_id=3).end_token_ids == (3, 5, 7)
 
 
+def test_a_language_model_that_is_one_part_of_several_has_its_own_end(tmp_path):
+    text = {"eos_token_id": 5}
+    write(tmp_path, config={"model_type": "qwen3_5", "text_config": text})
+    assert load_sampling_defaults(tmp_path, None).end_token_ids == (5,)
+    write(tmp_path, config={"eos_token_id": [6], "text_config": text})
+    assert load_sampling_defaults(tmp_path, None).end_token_ids == (6,)
+
+
 @pytest.mark.parametrize(
     "generation",
     [{"temperature": "hot"}, {"top_p": True}, {"eos_token_id": "x"}, {"eos_token_id": [1, None]}],

@@ -117,9 +117,12 @@ def test_tokens_named_by_the_config_alone_are_added(load, tokenizer):
     assert extended.vocab_size == next_id + 1
 
 
-def test_the_model_s_vocabulary_bounds_the_ids(folder, load):
+@pytest.mark.parametrize(
+    "config", [{"vocab_size": 100}, {"vocab_size": None, "text_config": {"vocab_size": 100}}]
+)
+def test_the_model_s_vocabulary_bounds_the_ids(folder, load, config):
     assert load().stays_in_vocabulary
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 100}))
+    (folder / "config.json").write_text(json.dumps(config))
     smaller = load()
     assert smaller.vocab_size == 100
     assert not smaller.stays_in_vocabulary
