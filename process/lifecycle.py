@@ -46,7 +46,7 @@ class StopSignal:
         """Signal handlers call `wake` and `on_hangup`, and another thread also calls `wake`: both
         must only wake a loop."""
         self.since: float | None = None
-        self._is_final = False
+        self._is_final = self._is_signalled = False
         self._wake = wake
         self._on_hangup = on_hangup
         self._is_starting = False
@@ -68,10 +68,18 @@ class StopSignal:
         return self.since is not None
 
     def request(self) -> None:
-        """Ask to stop, as a signal would."""
+        """Ask to stop; `withdraw` takes this back."""
         if self.since is None:
             self.since = time.monotonic()
         self._wake()
+
+    def insist(self) -> None:
+        """Ask to stop for good, from another thread."""
+        self._is_final = True
+        if self._is_starting and not self._is_signalled:
+            os.kill(os.getpid(), signal.SIGTERM)  # the main thread raises `Stopped`
+        else:
+            self.request()
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
@@ -92,8 +100,8 @@ class StopSignal:
             raise Stopped
 
     def withdraw(self) -> bool:
-        """Take back `request`. Returns False if a signal has arrived or the parent has ended
-        meanwhile."""
+        """Take back `request`. Returns False if a signal has arrived, somebody insists, or the
+        parent has ended meanwhile."""
         if self._is_final:
             return False
         self.since = None
@@ -108,9 +116,9 @@ class StopSignal:
             self._watch.join()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.since is not None:
+        if self._is_signalled:
             _end_by(number)
-        self._is_final = True
+        self._is_signalled = self._is_final = True
         self.request()
         if self._is_starting:
             raise Stopped
@@ -123,9 +131,7 @@ class StopSignal:
             if self._closed.wait(PARENT_POLL_S):
                 return
         log.warning("process %d, which started this one, is gone: stopping", parent_pid)
-        self._is_final = True
-        if self.since is None:
-            os.kill(os.getpid(), signal.SIGTERM)  # the main thread raises `Stopped` if it starts
+        self.insist()
         if not self._closed.wait(ORPHAN_GRACE_S):
             os._exit(1)
 

@@ -180,7 +180,7 @@ def open_nodes(
     stack.callback(network.close)
     ranks = [ranks_of(settings, node) for node in range(1, settings.num_nodes)]
     nodes = OtherNodes(
-        network, head_endpoint(settings), ranks, terms, settings.peer_silence_s, stop.request
+        network, head_endpoint(settings), ranks, terms, settings.peer_silence_s, stop.insist
     )
     stack.push(_closes(nodes))
     log.info("waiting for %d other hosts of this worker at %s", len(ranks), nodes.endpoint)

@@ -34,11 +34,14 @@ def test_a_signal_is_noted_and_wakes(number: signal.Signals) -> None:
     assert signal.getsignal(number) == former
 
 
-def test_a_second_signal_ends_the_process() -> None:
-    code = """
+@pytest.mark.parametrize("before", ["", "stop.request()", "stop.insist()"])
+def test_a_second_signal_ends_the_process(before: str) -> None:
+    """Whoever has asked for a stop without a signal before."""
+    code = f"""
         import signal
         from process.lifecycle import StopSignal
         stop = StopSignal(lambda: None)
+        {before}
         signal.raise_signal(signal.SIGTERM)
         print("still here", flush=True)
         signal.raise_signal(signal.SIGTERM)
@@ -147,13 +150,24 @@ def test_a_hangup_only_calls_its_owner() -> None:
     assert signal.getsignal(signal.SIGHUP) == former
 
 
-def test_what_was_only_asked_for_can_be_withdrawn() -> None:
+def test_while_a_process_starts_another_thread_may_insist() -> None:
+    stop = StopSignal(lambda: None)
+    waiting, other = threading.Event(), threading.Thread(target=stop.insist)
+    assert start(stop, [other.start, lambda: waiting.wait(60), lambda: None]) < 2
+    assert not stop.withdraw()
+    assert stop.is_set
+    other.join()
+    stop.close()
+
+
+@pytest.mark.parametrize("how", [StopSignal.insist, lambda stop: tell_to_stop()])
+def test_what_was_only_asked_for_can_be_withdrawn(how: Callable[[StopSignal], None]) -> None:
     stop = StopSignal(lambda: None)
     try:
         stop.request()
         assert stop.withdraw()
         assert not stop.is_set
-        signal.raise_signal(signal.SIGTERM)
+        how(stop)
         assert not stop.withdraw()
         assert stop.is_set
     finally:
