@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 from protocol.control_message import ControlMessage
@@ -68,6 +69,7 @@ class Fleet:
         """The time by the clock of the view."""
         self._listener: FleetListener | None = None
         self._workers: dict[str, Worker] = {}
+        self._liveness_until = -inf  # unless a link's readiness changes
         self._members: dict[str, WorkerInfo] = {}
         self._max_context: int | None = None
         self._refused: dict[str, Condition] = {}  # by incarnation
@@ -146,8 +148,9 @@ class Fleet:
     def view(self) -> FleetView:
         """The fleet as decisions see it, with what the links show now."""
         now = self.now()
-        for each in self._workers.values():
-            each.update_liveness(now)
+        if now >= self._liveness_until:
+            workers = self._workers.values()
+            self._liveness_until = min([each.update_liveness(now) for each in workers], default=inf)
         return self._view
 
     def ready(self, role: Role) -> list[Worker]:
@@ -273,6 +276,10 @@ class Fleet:
             worker.link.send(self._index.new_dump(worker_id))
             self._note_change()
 
+    def on_readiness(self) -> None:
+        """Look at all links again with the next decision."""
+        self._liveness_until = -inf
+
     def on_disconnected(self, worker_id: str) -> None:
         """A link broke and will reconnect. The worker may live, but its attempts are lost."""
         worker = self._workers.get(worker_id)
@@ -351,6 +358,7 @@ class Fleet:
         worker = Worker(info, self._connect(info, self))
         self._view.join(worker)
         self._workers[info.worker_id] = worker
+        self._liveness_until = -inf
 
     def _lose(self, worker_id: str, reason: str, loss: Loss) -> None:
         worker = self._workers.pop(worker_id)

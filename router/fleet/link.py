@@ -129,6 +129,11 @@ class WorkerLink:
         """Whether the worker sent anything within `silence_s`, by `time.monotonic`."""
         return now - self._last_heard < self._times.silence_s
 
+    @property
+    def silent_at(self) -> float:
+        """The time from which on the worker is not responsive if it sends nothing more."""
+        return self._last_heard + self._times.silence_s
+
     def send(self, message: Message) -> bool:
         """Queue a message; False if there is no connection or its queue is full."""
         is_sent = self._is_ready and self._post(message)
@@ -219,6 +224,7 @@ class WorkerLink:
             await self._ended
         finally:
             self._control = None
+            self._callbacks.on_readiness()
             self._stop_pinging()
             checks.close()
             connection.disable_monitor()
@@ -297,6 +303,7 @@ class WorkerLink:
             return
         if event["event"] == zmq.EVENT_DISCONNECTED:
             self._control = None  # so that nothing more is sent
+            self._callbacks.on_readiness()
             control.finish(self._end_session)  # messages that arrived before the end
             return
         self._metrics.refused.add("handshake")
@@ -350,6 +357,7 @@ class WorkerLink:
             self._refuse(HelloRefused(what="worker", ours=answering, theirs=registered))
         elif not self._is_ready:
             self._is_ready, self.trouble = True, None
+            self._callbacks.on_readiness()
             self._complaint.cancel()
             self.ping()
             self._callbacks.on_ready(self._info.worker_id)
@@ -376,6 +384,7 @@ class WorkerLink:
     def _end_ready(self) -> None:
         """Release every task that waits for a pong, because the connection is lost."""
         self._is_ready = False
+        self._callbacks.on_readiness()
         self._pings.release_all()
 
     def _take_event(self, message: EventMessage) -> None:

@@ -20,6 +20,10 @@ class LinkCallbacks(Protocol):
         """The connection broke; messages sent or expected over it are lost."""
         ...
 
+    def on_readiness(self) -> None:
+        """Whether a link is ready may have changed."""
+        ...
+
     def on_control(self, worker_id: str, message: ControlMessage) -> None:
         """A message arrived over the control connection."""
         ...

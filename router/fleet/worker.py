@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from math import inf
 from typing import Any, Protocol
 
 from protocol.events import WorkerStats
@@ -40,6 +41,8 @@ class Link(Protocol):
     @property
     def is_ending(self) -> bool: ...
     def is_responsive(self, now: float) -> bool: ...
+    @property
+    def silent_at(self) -> float: ...
     def send(self, message: Message) -> bool: ...
     def ping(self) -> int: ...
     async def wait_for_pong(self, number: int, timeout_s: float) -> None: ...
@@ -71,17 +74,20 @@ class Worker(WorkerView):
         self.evicted_blocks = 0
         """Cached blocks evicted since the router has known this worker."""
 
-    def update_liveness(self, now: float) -> None:
-        """Update the liveness that placements see from the state of the link."""
+    def update_liveness(self, now: float) -> float:
+        """Update the liveness that placements see from the state of the link. Returns the time
+        until which it holds, unless the link's readiness changes: any message ends a silence."""
+        holds_until = -inf
         if not self.link.is_ready:
-            liveness = Liveness.UNCONNECTED
+            liveness, holds_until = Liveness.UNCONNECTED, inf
         elif self.link.is_responsive(now):
-            liveness = Liveness.ANSWERS
+            liveness, holds_until = Liveness.ANSWERS, self.link.silent_at
         else:
             is_slow = self.link.is_responsive(now - LONG_STEP_S)
             liveness = Liveness.SLOW if is_slow else Liveness.SILENT
         if liveness is not self.liveness:
             self.note_liveness(liveness)
+        return holds_until
 
     def condition(self, now: float, wall_us: int) -> Condition:
         """The condition of this worker. A worker whose connection broke counts as lost a little

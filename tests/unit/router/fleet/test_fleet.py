@@ -16,8 +16,9 @@ from protocol.registration import WorkerState
 from protocol.wire import MAX_FRAME_BYTES, encode
 from router.fleet.conditions import USABLE, Cause, State
 from router.fleet.election import WantedModel
-from router.fleet.worker import LONG_STEP_S
+from router.fleet.worker import LONG_STEP_S, Worker
 from router.routing.caches.cache_index import RETRY_S
+from router.routing.worker_view import Liveness
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 from worker.cache_dumps import PIECE_BLOCKS
 
@@ -32,6 +33,12 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
 
 def ids(harness: Harness, role: Role) -> list[str]:
     return [each.worker_id for each in harness.fleet.ready(role)]
+
+
+def last_heard(harness: Harness, link, at: float) -> None:
+    """Let a worker have been silent since then, which the fleet did not foresee."""
+    link._last_heard = at
+    harness.fleet.on_readiness()
 
 
 def change(harness: Harness, worker_id: str, **fields) -> None:
@@ -75,6 +82,35 @@ async def test_a_worker_that_finished_loading_is_connected(harness: Harness) -> 
     harness.refresh()
     await until(lambda: harness.is_usable("d1"))
     assert harness.fleet.not_ready_reason() is None
+
+
+async def test_links_are_looked_at_only_when_their_liveness_may_have_changed(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    update = Worker.update_liveness
+
+    def counted(worker: Worker, now: float) -> float:
+        looked_at.append(worker.worker_id)
+        return update(worker, now)
+
+    d1, p1 = await harness.join("d1", "p1")
+    d1.answers_pings = p1.answers_pings = False
+    fleet, workers = harness.fleet, harness.fleet.workers()
+    monkeypatch.setattr(Worker, "update_liveness", counted)
+    heard = min(each.link.silent_at for each in workers) - harness.settings.silence_s
+    fleet.now = lambda: heard
+    fleet.on_readiness()
+    for _ in range(3):
+        assert len(fleet.view().ready(Role.PREFILL)) == 1
+    assert looked_at == ["d1", "p1"]
+    fleet.now = lambda: max(each.link.silent_at for each in workers)
+    assert fleet.ready(Role.PREFILL) != []  # in a long step
+    assert {each.liveness for each in workers} == {Liveness.SLOW}
+    fleet.now = lambda: heard  # as after a message
+    assert {each.liveness for each in fleet.ready(Role.DECODE)} == {Liveness.ANSWERS}
+    await harness.kill("p1")
+    assert fleet.ready(Role.PREFILL) == []
 
 
 async def test_a_restarted_worker_is_another_one(harness: Harness) -> None:
@@ -210,7 +246,7 @@ async def test_slow_workers_are_used_when_no_other_answers(harness: Harness) -> 
     links = [fleet.worker(each).link for each in ("d1", "d2")]
     fleet.now = lambda: now
     now = links[0]._last_heard
-    links[1]._last_heard = now - 100
+    last_heard(harness, links[1], now - 100)
     assert ids(harness, Role.DECODE) == ["d1"]
     now += 1000
     assert ids(harness, Role.DECODE) == ["d1", "d2"]
@@ -226,9 +262,9 @@ async def test_prefill_workers_that_do_not_answer_are_left_out_after_a_long_step
     links = [fleet.worker(each).link for each in ("p1", "p2")]
     now = time.monotonic()
     fleet.now = lambda: now
-    links[1]._last_heard = now - 5
+    last_heard(harness, links[1], now - 5)
     assert ids(harness, Role.PREFILL) == ["p1"], "the other one answers"
-    links[0]._last_heard = now - 5
+    last_heard(harness, links[0], now - 5)
     assert ids(harness, Role.PREFILL) == ["p1", "p2"], "both may be in a long step"
     now += LONG_STEP_S
     assert ids(harness, Role.PREFILL) == []

@@ -326,6 +326,7 @@ async def test_a_silent_prefill_worker_gets_no_prompts_even_if_it_is_the_only_on
     known = harness.fleet.worker("p1")
     assert known is not None
     monkeypatch.setattr(known.link, "is_responsive", lambda now: False)
+    harness.fleet.on_readiness()  # so that the links are looked at before it could be silent
     consumer = Consumer(harness.dispatcher, request())
     leg = await decode.received.next(Generate)
     assert leg.prefill is None
