@@ -1,6 +1,6 @@
 """The pairs of workers that cannot hand over. Pure.
 
-Two sources say so: what both workers registered (`protocol.handover_facts`), and the refusals that
+Two sources say so: what both workers registered (`handover_facts`), and the refusals that
 a sink reports, by the incarnation of the source. So what is known of a pair ends with either of its
 processes. Pairs of a prefill and a decode worker are kept ready for decisions, which pay nothing
 while there are none. Owns the registrations that it compares, and the refusals.
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from process.number_text import count
-from protocol.handover_facts import HandoverFacts, facts_of, why_apart
 from protocol.messages import Role
 from protocol.registration import WorkerInfo
+from router.routing.handover_facts import HandoverFacts, facts_of, why_apart
 from router.routing.placement import Candidate, WorkerLoad
 
 MAX_NAMED = 3

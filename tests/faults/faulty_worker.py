@@ -155,7 +155,8 @@ def install(points: FaultPoints) -> None:
     for transport in (NixlTransport, ShmTransport):
         spoil_writes(transport, points)
     if WRITE_TIMEOUT in os.environ:
-        TransferService.__init__.__defaults__ = (float(os.environ[WRITE_TIMEOUT]),)
+        _, *others = TransferService.__init__.__defaults__ or ()
+        TransferService.__init__.__defaults__ = (float(os.environ[WRITE_TIMEOUT]), *others)
     fetch_rule.SLACK_S = float(os.environ.get(FETCH_SLACK, fetch_rule.SLACK_S))
     limits = {"max_write_blocks": MAX_WRITE_BLOCKS, "max_fetch_blocks": MAX_WRITE_BLOCKS}
     HandoffSource.__init__ = partialmethod(HandoffSource.__init__, **limits)  # type: ignore[method-assign]

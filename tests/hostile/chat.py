@@ -52,6 +52,8 @@ def all_message_fields(sizes: Sizes) -> list[Body]:
         "parsed": [1],
         "refusal": None,
         "annotations": [{"type": "url_citation"}],
+        "prefix": False,
+        "partial": False,
         **CACHED,
     }
     return [whole] * sizes.many(27)

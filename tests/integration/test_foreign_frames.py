@@ -15,7 +15,14 @@ from cli.fleet import Fleet
 from kv_transfer.authentication import authenticate_descriptor
 from process.sockets.encrypted_sockets import Network
 from protocol import wire
-from protocol.handoff_messages import KvClosed, KvFetch, KvGrant, KvRenew, PeerDescriptor
+from protocol.handoff_messages import (
+    KvClosed,
+    KvFetch,
+    KvGrant,
+    KvRenew,
+    PeerDescriptor,
+    PoolRefused,
+)
 from protocol.hashing import block_hashes, chain_root, seed_of
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -159,6 +166,9 @@ def test_a_forged_pool_never_reaches_the_transport(
             request_id="x", attempt=0, agent="forged", first_block=0, block_ids=[1], ttl_ms=1000
         )
         dealer.send(wire.encode(grant))
+        refused = wire.decode_control(dealer.recv())
+        assert isinstance(refused, PoolRefused)
+        assert refused.reason
         closed = wire.decode_control(dealer.recv())
         assert isinstance(closed, KvClosed), "so that it does not wait for its blocks"
         assert closed.error

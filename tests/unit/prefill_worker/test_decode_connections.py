@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.transfer_loop import PeerFailed
 from process.sockets.control import Peer
-from protocol.handoff_messages import HandoffToken, KvBegun, KvClosed, KvRenew
+from protocol.handoff_messages import HandoffToken, KvBegun, KvClosed, KvRenew, PoolRefused
 from protocol.messages import Abort, AttemptFailed, FirstToken, PrefillDone, Role
 from tests.unit.prefill_worker.prefill_harness import (
     PREFILL,
@@ -177,7 +177,9 @@ def test_a_decode_worker_whose_pool_was_refused_is_answered(
     p: PrefillBench, d: DecodeBench, message: Any
 ) -> None:
     forged = msgspec.structs.replace(d.descriptor, digest=b"wrong")
-    (closed,) = say_of_d(p, d, forged, message)
+    refused, closed = say_of_d(p, d, forged, message)
+    assert isinstance(refused, PoolRefused)
+    assert refused.reason
     assert isinstance(closed, KvClosed)
     assert closed.error
     assert p.counter(Count.DESCRIPTORS_REFUSED) == 1

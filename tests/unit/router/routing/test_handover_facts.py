@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.handover_facts import facts_of, why_apart
+from router.routing.handover_facts import facts_of, why_apart
 from tests.registration import registration
 
 NIXL = {"transport": "nixl"}

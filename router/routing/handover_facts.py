@@ -1,7 +1,6 @@
 """Whether one worker can hand KV over to another, by what both have registered. Pure.
 
-Both sides use these rules: a sink before it connects to a source, and a router before it pairs the
-two. The rules name only what certainly fails; a pair that they allow may still refuse.
+The rules name only what certainly fails; a pair that they allow may still refuse.
 """
 
 from __future__ import annotations
