@@ -34,13 +34,14 @@ def test_what_the_operator_said_stays(monkeypatch, name, value):
     assert os.environ == before
 
 
+PINNING = (("OMP_PROC_BIND", "true"), ("OMP_PLACES", "cores"), ("GOMP_CPU_AFFINITY", ""))
+
+
 @pytest.mark.parametrize(
     "variables",
     [
-        {"OMP_PROC_BIND": "true"},
-        {"OMP_PLACES": "cores"},
-        {"GOMP_CPU_AFFINITY": ""},
-        {"OMP_NUM_THREADS": "", "OMP_WAIT_POLICY": ""},
+        *(pytest.param({name: value}, marks=pytest.mark.nightly) for name, value in PINNING),
+        {**dict(PINNING), "OMP_NUM_THREADS": "", "OMP_WAIT_POLICY": ""},
     ],
     ids=str,
 )
