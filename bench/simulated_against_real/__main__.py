@@ -47,9 +47,9 @@ from simulator.devices.step_noise import StepNoise
 _SMOLLM2, _BUNDLED = "smollm2", "demo_model"
 _MOST_CONTEXT = 2048
 _MIXTURE_S = 15.0
-_PARTS = 3
-"""Of each load. Pieces of the mixture lie around and between them, and see the same changes of the
-machine's speed."""
+_PART_S, _LEAST_PARTS = 10.0, 3
+"""The length of a load's parts, and the least number. Pieces of the mixture lie around and between
+them, and see the same changes of the machine's speed."""
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -104,15 +104,17 @@ def _compare(
     model: str, shape: Shape, loads: Sequence[Load], seconds: float, console: Console
 ) -> Iterator[Comparison]:
     """Loads on one fleet, each in parts with pieces of the mixture around and between them."""
+    count = max(_LEAST_PARTS, round(seconds / _PART_S))
+    part_s = seconds / count
     with real_fleet(_path_of(model), shape) as fleet:
         calibration, context = _calibration(fleet)
         found = list[tuple[str, list[Served], Profile, Usage]]()
-        before = calibration.play_mixture(seconds / _PARTS)
+        before = calibration.play_mixture(part_s)
         for load in loads:
             watch, parts, pieces = MachineWatch(), list[Served](), [before]
-            for part in load.parts(_PARTS):
-                parts.append(calibration.play_load(part, seconds / _PARTS))
-                pieces.append(calibration.play_mixture(seconds / _PARTS))
+            for part in load.parts(count):
+                parts.append(calibration.play_load(part, part_s))
+                pieces.append(calibration.play_mixture(part_s))
             before = pieces[-1]
             found.append((load.name, parts, calibration.profile(pieces), watch.usage()))
         traces = [each.trace for each in calibration.served]
