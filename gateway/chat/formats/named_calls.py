@@ -41,6 +41,8 @@ class NamedCallsParser(ToolParser):
 
     begin: ClassVar[str]
     end: ClassVar[str | None] = None
+    tail: ClassVar[str] = "]} \t\r\n"
+    """The characters that may stand between the arguments and the end of a call."""
     head: ClassVar[re.Pattern[str]]
     head_so_far: ClassVar[re.Pattern[str]]
 
@@ -63,8 +65,13 @@ class NamedCallsParser(ToolParser):
         return (self.begin,)
 
     @property
+    def _ends(self) -> tuple[str, ...]:
+        """The markers that may follow a call. The last one ends its block."""
+        return () if self.end is None else (self.end,)
+
+    @property
     def _markers(self) -> tuple[str, ...]:
-        return (self.begin,) if self.end is None else (self.begin, self.end)
+        return (*self._begins, *self._ends)
 
     def _step_content(self) -> bool:
         found = self._find_block(self._begins)
@@ -120,24 +127,29 @@ class NamedCallsParser(ToolParser):
         return any(self._pending.startswith(each) for each in self._markers)
 
     def _step_after_call(self) -> bool:
-        """After the arguments: the end marker, perhaps after surplus brackets, or content."""
-        text = self._pending.lstrip("]} \t\r\n")
+        """After the arguments: an end marker, perhaps after surplus brackets, or content."""
+        text = self._pending.lstrip(self.tail)
         self._take(len(self._pending) - len(text))
         self._open_block.end_call()
         if not text or self._is_partial(*self._markers):
             return False
-        if self.end is not None and text.startswith(self.end):
-            self._take(len(self.end))
+        end = next((each for each in self._ends if text.startswith(each)), None)
+        if end is not None:
+            self._take(len(end))
             self._open_block.end_call()
+            if end != self._ends[-1]:
+                return True
         self._leave_block()
         self._place = Place.CONTENT
         return True
 
     def _step_skip(self) -> bool:
-        if not self._skip_to(*self._markers):
+        """After a call that cannot be read: the end of its block, or another call."""
+        last = self._ends[-1:]
+        if not self._skip_to(*self._begins, *last):
             return False
-        if self.end is not None and self._pending.startswith(self.end):
-            self._take(len(self.end))
+        if self._pending.startswith(last):
+            self._take(len(last[0]))
         self._place = Place.CONTENT
         return True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from gateway.chat.formats.named_calls import NamedCallsParser, Place
+from gateway.chat.formats.named_calls import NamedCallsParser
 from gateway.chat.message_events import ToolCallBegin
 from gateway.chat.tool_grammar import CallForm
 from gateway.grammars.grammar import text_part
@@ -22,51 +22,22 @@ _SPACE = r"\s{0,16}"
 
 
 class SectionCallsParser(NamedCallsParser):
-    """Parses calls from `section` or `begin` up to `section_end`. `tail` are the characters that
-    may stand between the arguments and the end of a call."""
+    """Parses calls from `section` or `begin` up to `section_end`."""
 
     section: ClassVar[str]
     section_end: ClassVar[str]
     end: ClassVar[str]
-    tail: ClassVar[str] = "]} \t\r\n"
 
     @property
     def _begins(self) -> tuple[str, ...]:
         return (self.section, self.begin)
 
     @property
-    def _markers(self) -> tuple[str, ...]:
-        return (self.section, self.begin, self.end, self.section_end)
+    def _ends(self) -> tuple[str, ...]:
+        return (self.end, self.section_end)
 
     def _may_become_head(self) -> bool:
         return "{" not in self._pending and len(self._pending) <= _MAX_HEAD_CHARS
-
-    def _step_after_call(self) -> bool:
-        """After the arguments: the ends of the call and of the section, another call, or
-        content."""
-        text = self._pending.lstrip(self.tail)
-        self._take(len(self._pending) - len(text))
-        self._open_block.end_call()
-        if not text or self._is_partial(*self._markers):
-            return False
-        if text.startswith(self.end):
-            self._take(len(self.end))
-            self._open_block.end_call()
-            return True
-        if text.startswith(self.section_end):
-            self._take(len(self.section_end))
-            self._open_block.end_call()
-        self._leave_block()
-        self._place = Place.CONTENT
-        return True
-
-    def _step_skip(self) -> bool:
-        if not self._skip_to(self.section, self.begin, self.section_end):
-            return False
-        if self._pending.startswith(self.section_end):
-            self._take(len(self.section_end))
-        self._place = Place.CONTENT
-        return True
 
 
 DEEPSEEK_SECTION, DEEPSEEK_SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
