@@ -11,7 +11,11 @@ from simulator.planning.race import Standing
 
 _SHOWN = 12
 _TOO_SHORT = "The trace is too short to show the limit: use more of it."
-_REASONS = {"PromptTooLong": "are longer than a worker's context or KV pool"}
+_REASONS = {
+    "Overloaded": "are refused because of overload",
+    "PromptTooLong": "are longer than a worker's context or KV pool",
+    "TargetUnreachable": "are refused because they would be late",
+}
 
 
 def plan_table(title: str, standings: Sequence[Standing]) -> Table:

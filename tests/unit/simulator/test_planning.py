@@ -153,6 +153,8 @@ def test_fleets_that_carry_every_load_leave_it_undecided() -> None:
     [
         ({"--tpot-ms": 7, "--ttft-ms": 2}, "most requests that are not good miss --tpot-ms."),
         ({"PromptTooLong": 3}, "are longer than a worker's context or KV pool."),
+        ({"Overloaded": 3}, "are refused because of overload."),
+        ({"TargetUnreachable": 3}, "are refused because they would be late."),
     ],
 )
 def test_the_verdict_says_what_no_fleet_can_meet(misses: dict[str, int], words: str) -> None:
