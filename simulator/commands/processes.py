@@ -1,4 +1,4 @@
-"""Processes for simulations, which end with the command that started them: whatever ends it."""
+"""Processes for simulations. They end with the command that started them, however it ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def simulation_processes(count: int) -> Iterator[Executor]:
-    """`count` processes; none is left when the context ends. If it ends with an error or a signal,
-    what they compute is dropped."""
+    """`count` processes; none is left when the context ends. An error or a signal in the context
+    ends them at once."""
     others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, _follow_parent)
