@@ -2,7 +2,8 @@
 
 As PID 1 of a container, a process without a handler never sees SIGTERM, and imports take seconds.
 Until a command handles signals itself, nothing that needs closing is open, so SIGTERM may end the
-process at once. That is success for what serves, and failure for what was to give a result.
+process at once. That is success for a command that serves until it is stopped, and failure for any
+other, whose work is not done.
 """
 
 import os
@@ -11,7 +12,7 @@ import sys
 from types import FrameType
 
 _INTERRUPTED, _TERMINATED = 130, 143
-_GIVE_RESULTS = ("plan", "simulate", "tune")
+_SERVING = ("up", "router", "prefill", "decode", "store")
 
 
 def main() -> int:
@@ -26,8 +27,8 @@ def main() -> int:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    gives_result = len(sys.argv) > 1 and sys.argv[1] in _GIVE_RESULTS
-    os._exit(_TERMINATED if gives_result else 0)
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    os._exit(0 if command in _SERVING else _TERMINATED)
 
 
 if __name__ == "__main__":

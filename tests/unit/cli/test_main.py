@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from cli import __main__ as start
 from cli.commands import COMMANDS, settings_classes
 from cli.main import main
 from process.openmp import SPINS
@@ -47,6 +49,17 @@ def test_output_may_be_closed_from_the_start() -> None:
     command = [sys.executable, "-c", code, sys.executable, "-m", "cli.main", "help"]
     done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "help"])
+def test_sigterm_is_success_only_for_what_serves(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(sys, "argv", ["baton", name, "--log-level", "info"])
+    start._end(signal.SIGTERM, None)
+    assert ended == [0 if name in ("up", "router", "prefill", "decode", "store") else 143]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from cli import __main__ as start
-
 ROOT = Path(__file__).parents[3]
 HANGING = """
 import signal, socket, sys
@@ -52,14 +50,3 @@ def test_no_process_outlives_a_command_that_a_signal_ended(
             assert link.recv(1) == b""
             link.close()
         assert command.wait(120) != 0
-
-
-@pytest.mark.parametrize(("name", "status"), [("plan", 143), ("router", 0)])
-def test_only_what_serves_may_end_by_sigterm_with_success(
-    monkeypatch: pytest.MonkeyPatch, name: str, status: int
-) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    monkeypatch.setattr(sys, "argv", ["baton", name, "--jobs", "2"])
-    start._end(signal.SIGTERM, None)
-    assert ended == [status]
