@@ -2,17 +2,13 @@
 front of the fleet: the same for OpenAI's client, and a stream that is left."""
 
 import os
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-from baton_fleet import aborted
+from baton_fleet import FLEET, aborted, free_port, proxy
 
 sys.path.pop(0)  # this file has the client's name
-import httpx
 import litellm
 import openai
 
@@ -109,31 +105,18 @@ def refusal_of_a_long_prompt(client: openai.OpenAI, model: str) -> str:
     raise AssertionError("no error")
 
 
-with socket.create_server(("127.0.0.1", 0)) as held:
-    port = held.getsockname()[1]
+port = free_port()
 with tempfile.TemporaryDirectory() as folder:
     config = Path(folder) / "config.yaml"
-    config.write_text(PROXY.format(fleet=os.environ["BATON_TEST_URL"]))
+    config.write_text(PROXY.format(fleet=FLEET))
     command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config)]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     environment = {
         **os.environ,
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
     }
-    with subprocess.Popen(
-        [*command, "--host", "127.0.0.1", "--port", str(port)], env=environment
-    ) as proxy:
-        try:
-            deadline = time.monotonic() + START_S
-            while True:
-                try:
-                    httpx.get(f"http://127.0.0.1:{port}/health/liveliness").raise_for_status()
-                    break
-                except httpx.HTTPError:
-                    assert time.monotonic() < deadline, "the proxy does not answer"
-                    time.sleep(0.2)
-            client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none")
-            for name in ("chat", "messages"):
-                converse(client, name)
-        finally:
-            proxy.terminate()
+    with proxy(command, port, "/health/liveliness", START_S, environment) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        for name in ("chat", "messages"):
+            converse(client, name)

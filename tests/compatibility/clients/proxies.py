@@ -1,16 +1,13 @@
 """nginx and haproxy with plain configurations in front of the fleet: answers, streams that come
 piece by piece, and clients that leave."""
 
-import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from baton_fleet import FLEET, LONG, MODEL, aborted
+from baton_fleet import FLEET, LONG, MODEL, aborted, free_port, proxy
 
 NGINX = """\
 daemon off; pid {folder}/pid; error_log {folder}/error.log;
@@ -42,32 +39,16 @@ WAIT_S = 10.0
 @contextmanager
 def proxied(command: list[str], text: str) -> Iterator[httpx.Client]:
     """A client of a proxy that runs with this configuration."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "configuration"
         authority = FLEET.removeprefix("http://")
         path.write_text(text.format(folder=folder, port=port, fleet=FLEET, authority=authority))
-        with subprocess.Popen([*command, str(path)]) as process:
-            try:
-                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-                    wait_until_ready(client)
-                    yield client
-            finally:
-                process.terminate()
-
-
-def wait_until_ready(client: httpx.Client) -> None:
-    """Until the fleet answers through the proxy."""
-    deadline = time.monotonic() + WAIT_S
-    while True:
-        try:
-            client.get("/health").raise_for_status()
-        except httpx.HTTPError:
-            assert time.monotonic() < deadline, "the proxy does not answer"
-            time.sleep(0.05)
-        else:
-            return
+        with (
+            proxy([*command, str(path)], port, "/health", WAIT_S) as url,
+            httpx.Client(base_url=url, timeout=60) as client,
+        ):
+            yield client
 
 
 def body(text: str, **fields: object) -> dict[str, object]:
