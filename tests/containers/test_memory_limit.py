@@ -27,21 +27,21 @@ print(status, oom_kills() - before)
 """
 
 
-def test_free_memory_is_what_the_group_has_left() -> None:
+def printed_with_200_mib(code: str) -> list[str]:
+    """The words that this code prints in a group of 200 MiB."""
     with memory_group(200 * MIB) as group:
         done = subprocess.run(
-            in_group(group, python(FREE)),
+            in_group(group, python(code)),
             env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
-    before, after = map(int, done.stdout.split())
+    return done.stdout.split()
+
+
+def test_free_memory_is_what_the_group_has_left() -> None:
+    before, after = map(int, printed_with_200_mib(FREE))
     assert 100 * MIB < before < 200 * MIB
     assert before - 130 * MIB < after < before - 70 * MIB
 
 
 def test_a_child_that_the_kernel_kills_for_lack_of_memory_is_counted() -> None:
-    with memory_group(200 * MIB) as group:
-        done = subprocess.run(
-            in_group(group, python(KILLED)),
-            env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
-        )  # fmt: skip
-    assert done.stdout.split() == ["-9", "1"]
+    assert printed_with_200_mib(KILLED) == ["-9", "1"]

@@ -1,4 +1,4 @@
-"""What Linux tells of the CPU that a process gets."""
+"""CPU times of a process and its machine, as Linux reports them."""
 
 from __future__ import annotations
 

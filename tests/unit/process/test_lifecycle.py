@@ -36,7 +36,7 @@ def test_a_signal_is_noted_and_wakes(number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("before", ["", "stop.request()", "stop.insist()"])
 def test_a_second_signal_ends_the_process(before: str) -> None:
-    """Whoever has asked for a stop without a signal before."""
+    """A request to stop that came without a signal does not count as the first signal."""
     code = f"""
         import signal
         from process.lifecycle import StopSignal
