@@ -38,5 +38,5 @@ def make_peers(host: WorkerHost, around: Surroundings) -> SourcePeers:
     """The links to workers from which blocks come."""
     peers = SourcePeers(around, host.poller, host.settings.peer_silence_s)
     around.stack.callback(peers.close)
-    host.watch_refusals(lambda: dict(peers.refusals))
+    host.watch_refusals(lambda: peers.refusals)
     return peers

@@ -40,6 +40,7 @@ class _Link:
     next_look: float = 0.0
     resets: int = 0
     num_refused: int = 0
+    refusal: str = ""  # why the peer never writes to the pool of `descriptor`
 
 
 class SourcePeers:
@@ -71,8 +72,6 @@ class SourcePeers:
         self._neighbours: dict[str, set[str]] = {}  # of peers that were lost on other machines
         self._reset: list[str] = []
         self._descriptor = around.descriptor
-        self.refusals: dict[str, str] = {}
-        """Why sources never write to our pool, by incarnation."""
         self.refused = 0
         """Frames from sources that were foreign or corrupt."""
 
@@ -96,8 +95,6 @@ class SourcePeers:
                 self.connect(_peer_of(info))
         self._met = {info.incarnation for info in members}
         self._why_gone = {each: why for each, why in self._why_gone.items() if each in self._met}
-        if self.refusals:
-            self.refusals = {each: why for each, why in self.refusals.items() if each in self._met}
 
     def retry_closed(self) -> None:
         """Make the next `connect_new` open again the links that were closed although their workers
@@ -118,10 +115,10 @@ class SourcePeers:
         link = self._links.get(info.incarnation)
         if difference := self._difference(info):
             return difference
-        if refusal := self.refusals.get(info.incarnation):
-            return refusal
         if link is None:
             return self._why_gone.get(info.incarnation, "not connected yet")
+        if link.refusal:
+            return link.refusal
         if link.control.accepted is None:
             return f"nobody has answered yet at {link.control.endpoint}"
         silent_s = link.control.silent_s(now)
@@ -234,14 +231,19 @@ class SourcePeers:
         self._descriptor = descriptor
         link = self._links.get(incarnation)
         if link is not None:
-            link.descriptor = descriptor
-            self.refusals.pop(incarnation, None)
+            link.descriptor, link.refusal = descriptor, ""
             link.control.send(descriptor)
 
     def note_refusal(self, incarnation: str, refused: PoolRefused) -> None:
         """Note that a source never writes to our pool, unless the pool has another name by now."""
-        if refused.agent == self.agent_for(incarnation):
-            self.refusals[incarnation] = refused.reason
+        link = self._links.get(incarnation)
+        if link is not None and refused.agent == link.descriptor.agent:
+            link.refusal = refused.reason
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        """Why sources never write to our pool, by incarnation; until their links close."""
+        return {name: link.refusal for name, link in self._links.items() if link.refusal}
 
     def send(self, incarnation: str, message: Message) -> None:
         """Queue a message. Without a link it is dropped; the sink's sweep repeats it."""
@@ -258,7 +260,7 @@ class SourcePeers:
             self.refused += num_refused - link.num_refused
             link.num_refused = num_refused
             if link.control.resets != link.resets:
-                link.resets = link.control.resets
+                link.resets, link.refusal = link.control.resets, ""
                 link.control.send(link.descriptor)
                 self._reset.append(incarnation)
         return received

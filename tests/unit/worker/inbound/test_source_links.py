@@ -189,11 +189,14 @@ def test_what_a_peer_says_comes_with_its_incarnation(pair: Pair) -> None:
 def test_a_peer_that_forgot_us_gets_our_pool_again_and_is_reported(pair: Pair) -> None:
     introduce(pair)
     assert pair.peers.reset() == []
+    agent = pair.peers.descriptor.agent
+    pair.peers.note_refusal("p-i", PoolRefused(agent=agent, reason="it may say so again"))
     pair.server.lost(pair.clock.now + 1e10)  # it thinks that we are gone
     pair.heard.clear()
     pair.peers.send("p-i", ABORT)
     pair.exchange(lambda: pair.peers.receive() or pair.heard)
     assert isinstance(pair.heard[0][1], PeerDescriptor)
+    assert pair.peers.refusals == {}
     assert pair.peers.reset() == ["p-i"]
     assert pair.peers.reset() == []
 
@@ -316,7 +319,7 @@ def test_what_keeps_each_prefill_worker_from_sending_is_said(pair: Pair) -> None
     assert "silent for " in str(pair.peers.obstacles(1e12)["p"])
 
 
-def test_a_refusal_is_known_until_the_pool_has_another_name_or_the_source_is_gone(
+def test_a_refusal_is_known_until_the_pool_has_another_name_or_the_link_closes(
     pair: Pair,
 ) -> None:
     pair.members = [member(pair)]
@@ -330,10 +333,11 @@ def test_a_refusal_is_known_until_the_pool_has_another_name_or_the_source_is_gon
     pair.peers.introduce("p-i", msgspec.structs.replace(pair.peers.descriptor, agent="new"))
     assert pair.peers.refusals == {}
     pair.peers.note_refusal("p-i", PoolRefused(agent="new", reason="still"))
-    pair.peers.connect_new(1.0)
-    assert pair.peers.refusals == {"p-i": "still"}
     pair.members = []
     pair.peers.connect_new(2.0)
+    assert pair.peers.refusals == {"p-i": "still"}, "the view of the fleet may have a gap"
+    pair.alive = False
+    assert pair.peers.take_lost(1e12) == ["p-i"]
     assert pair.peers.refusals == {}
 
 
