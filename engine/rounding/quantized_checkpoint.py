@@ -16,6 +16,7 @@ import torch
 
 from checkpoint.gguf.folder import SUFFIX
 from checkpoint.json_keys import read_json_object
+from checkpoint.model_source import TEXT_PATTERNS
 from engine.attention.base import Segment
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import place_of, weight_files
@@ -38,7 +39,7 @@ WINDOW = 512
 """Tokens that the model reads together."""
 _BLOCK_SIZE = 16
 _FILE = "model-{:05}-of-{:05}.safetensors"
-_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "LICENSE*")
+_SMALL_FILES = (*TEXT_PATTERNS, "LICENSE*")
 
 Report = Callable[[int, int], None]
 """Called after each layer, with its number from 1 on and the number of layers."""

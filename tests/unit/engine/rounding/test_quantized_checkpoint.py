@@ -117,10 +117,12 @@ def test_what_cannot_be_rounded_is_one_line(kernels, make_tiny, tmp_path) -> Non
 def test_small_files_come_along(kernels, make_tiny, tmp_path) -> None:
     folder = make_tiny(dtype=torch.bfloat16, **SIZES, tie_word_embeddings=True).folder
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    (folder / "notes.bin").write_bytes(b"0")
+    for name in ("notes.bin", "tiktoken.model", "LICENSE"):
+        (folder / name).write_bytes(b"0")
     quantized(folder, tmp_path / "quantized", kernels)
     target = tmp_path / "quantized"
     assert (target / "chat_template.jinja").read_text() == "{{ messages }}"
     assert not (target / "notes.bin").exists()
+    assert (target / "tiktoken.model").read_bytes() == (target / "LICENSE").read_bytes() == b"0"
     before, after = (json.loads((each / "config.json").read_text()) for each in (folder, target))
     assert after == before | {"tie_word_embeddings": False, "dtype": "bfloat16"}
