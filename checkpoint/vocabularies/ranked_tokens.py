@@ -119,13 +119,15 @@ def _tokenizer(
 
 
 def _merges(file: Path, ranked: Sequence[bytes], spelled: Sequence[str]) -> list[tuple[str, ...]]:
-    """The merges by rank of the token that they make; of one token, by the rank of its parts."""
-    ranks = {token: rank for rank, token in enumerate(ranked)}
+    """The merges by rank of the token that they make. The order of those that make the same token
+    changes no text's tokens."""
+    spellings = dict(zip(ranked, spelled, strict=True))
     found: list[tuple[str, ...]] = []
     for token in ranked:
         cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        pairs = [(ranks[a], ranks[b]) for a, b in cuts if a in ranks and b in ranks]
-        found += [(spelled[a], spelled[b]) for a, b in sorted(pairs)]
+        found += [
+            (spellings[a], spellings[b]) for a, b in cuts if a in spellings and b in spellings
+        ]
         if len(found) > MAX_MERGES:
             raise ModelLoadError(f"{file}: the tokens are made in more than {MAX_MERGES} ways")
     return found

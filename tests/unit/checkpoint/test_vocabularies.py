@@ -61,8 +61,8 @@ def merged(parts: list[Any], best: Callable[[Any], float | None]) -> list[Any]:
         parts = [*parts[:place], parts[place] + parts[place + 1], *parts[place + 2 :]]
 
 
-def by_rank(text: str, pattern: str, first_id: int) -> list[int]:
-    ranks = {token: rank for rank, token in enumerate(RANKED)}
+def by_rank(text: str, pattern: str, first_id: int, ranked: Sequence[bytes] = RANKED) -> list[int]:
+    ranks = {token: rank for rank, token in enumerate(ranked)}
     ids = []
     for word in regex.findall(pattern, text, flags=regex.V1):
         is_token = word.encode() in ranks
@@ -108,6 +108,27 @@ def test_tekken_merges_by_rank(tmp_path):
         assert tokenizer.decode(tokenizer.encode(text).ids) == text
     controls = tokenizer.encode("[INST]a[/INST]<SPECIAL_7>", add_special_tokens=False).ids
     assert controls == [3, 10 + ord("a"), 4, 7]
+
+
+def test_ways_to_make_the_same_token_may_come_in_any_order(tmp_path):
+    """Vocabularies of two letters, in which most tokens are made in several ways that overlap."""
+    generator = random.Random(11)
+    for _ in range(times(everyday=30, nightly=1000)):
+        made_of = [b"a", b"b"]
+        for _ in range(40):
+            token = b"".join(generator.choices(made_of, k=2))
+            if token not in made_of and len(token) < 9:
+                made_of.append(token)
+        longer = generator.sample(made_of[2:], len(made_of) - 2)
+        ranked = [*(bytes([byte]) for byte in range(256)), *longer]
+        vocab = [{"token_bytes": in_base64(token)} for token in ranked]
+        content = tekken(vocab=vocab)
+        content["config"]["default_vocab_size"] = 10 + len(ranked)
+        (tmp_path / "tekken.json").write_text(json.dumps(content))
+        tokenizer = made(tmp_path)
+        for _ in range(40):
+            text = "".join(generator.choices("ab", k=generator.randrange(2, 40)))
+            assert tokenizer.encode(text).ids == [1, *by_rank(text, PATTERN, 10, ranked)]
 
 
 def test_older_tekken_lists_no_control_tokens(tmp_path):
