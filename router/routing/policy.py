@@ -89,35 +89,27 @@ def place(
     if prefillers and pairs.barriers:
         prefillers, alone = pairs.barriers.able(prefillers, decoders)
     near = local_candidates(query, decoders, costs, matches, bool(prefillers), alone)
-    here, pair, spare, shown = picker.local(near), None, None, near
+    here, pair, spare = picker.local(near), None, None
     if prefillers and not picker.is_certainly_local(here, prefillers):
         begins_ms = min([each.ttft_ms or 0.0 for each in prefillers])
         paired = [e for e in decoders if e.worker_id not in alone] if alone else decoders
         remote = tuple([costs.remote(each, begins_ms) for each in paired])
         pair = picker.pair(remote, prefillers, pairs)
-        is_ample = _is_ample(query, pair) or _is_ample(query, here)
-        if not is_ample and _may_overflow(query):
+        if _may_overflow(query) and not (_is_ample(query, pair) or _is_ample(query, here)):
             idle = tuple([costs.local(each, alone=False) for each in decoders])
-            spare = picker.spare(idle)
-            if spare is not None and (_is_sooner(pair, spare) or _is_sooner(here, spare)):
-                spare = None
+            spare = picker.spare(idle, here, pair)
     best, other, tie_ms = picker.best(here, pair)
-    if best.prefill is not None:
-        shown = remote
     if spare is not None:
-        best, other, shown = spare, best, idle
-    rule = (
-        Rule.SPARE if spare is not None else rule_of(query, best, here, prefill, prefillers, alone)
-    )
-    reason = reason_of(query, rule, best, other, here)
-    if rule is Rule.APART:
-        reason += f" ({pairs.barriers.why_alone(best.decode.worker_id)})"
+        best, other, shown, rule = spare, best, idle, Rule.SPARE
+    else:
+        shown = near if best.prefill is None else remote
+        rule = rule_of(query, best, here, prefill, prefillers, alone)
     return Placement(
         mode=Mode.LOCAL if best.prefill is None else Mode.REMOTE,
         decode=best.decode,
         prefill=best.prefill,
         rule=rule,
-        reason=reason,
+        reason=reason_of(query, rule, best, other, here, pairs.barriers),
         decode_candidates=shown,
         prefill_candidates=prefillers,
         excluded=tuple(sorted(query.exclude)) if query.exclude else (),
@@ -208,10 +200,15 @@ class _Picker:
             candidates = _quick(query, candidates) or candidates
         return Choice(query, self.cheapest(candidates), None, 0.0)
 
-    def spare(self, candidates: Sequence[Candidate]) -> Choice | None:
-        """The best candidate that meets the targets; None if no candidate does."""
+    def spare(
+        self, candidates: Sequence[Candidate], here: Choice | None, pair: Choice | None
+    ) -> Choice | None:
+        """The best candidate that meets the targets; None if no candidate does, or if the usual
+        choices, `here` and `pair`, are soon enough."""
         best = self.local(_timely(self._query, candidates))
-        return best if best is not None and best.meets else None
+        if best is None or not best.meets or _is_sooner(here, best) or _is_sooner(pair, best):
+            return None
+        return best
 
     def pair(
         self,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from process.number_text import count, ms
+from router.routing.barriers import Barriers
 from router.routing.placement import Candidate, PlacementQuery, Rule
 
 
@@ -43,7 +44,12 @@ def rule_of(
 
 
 def reason_of(
-    query: PlacementQuery, rule: Rule, best: Chosen, other: Chosen | None, near: Chosen | None
+    query: PlacementQuery,
+    rule: Rule,
+    best: Chosen,
+    other: Chosen | None,
+    near: Chosen | None,
+    barriers: Barriers,
 ) -> str:
     """The rule in words. `other` is the best placement of the other kind."""
     fixed = _FIXED.get(rule)
@@ -56,7 +62,7 @@ def reason_of(
             why_local = f"at most {count(threshold, 'token')} are prefilled there"
         return f"local: {name} lacks {count(best.decode.missing_tokens, 'token')}, {why_local}"
     if rule is Rule.APART:
-        return f"local: no prefill worker can hand over to {name}"
+        return f"local: no prefill worker can hand over to {name} ({barriers.why_alone(name)})"
     if rule is Rule.SPARE:
         late = "" if other is None else f", after {ms(other.ttft_ms)} elsewhere"
         return f"local: {name} gives the first token in time{late}"
