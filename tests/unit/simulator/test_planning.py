@@ -127,6 +127,10 @@ def standing(prefill: int, speed: float, chunk: int = 512) -> Standing:
                 "36% to 65% more than the runner-up (1 prefill",
             ],
         ),
+        (
+            [standing(0, 2.2), standing(1, 2.0)],
+            ["Do not split: 2 colocated", "0% to 21% more than the best that splits"],
+        ),
         ([standing(0, 2.0), standing(1, 0.0)], ["no fleet that splits meets the targets"]),
         ([standing(0, 2.0)], ["Do not split: ", "no fleet that splits can be made of these GPUs"]),
         (

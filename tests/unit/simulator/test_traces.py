@@ -122,12 +122,14 @@ def test_outputs_of_no_tokens_count_as_one(tmp_path: Path) -> None:
 def test_hashes_of_64_bits_are_ids(tmp_path: Path) -> None:
     shared = (1 << 63) + 5
     rows = [{**MOONCAKE, "hash_ids": [shared, own]} for own in (shared + (1 << 32), -7)]
-    one, other = (
+    rows.append({**MOONCAKE, "hash_ids": [0, 1]})
+    one, other, small = (
         each.turns[0].blocks.digests(512)  # type: ignore[union-attr]
         for each in trace_of(tmp_path, lines(*rows)).sessions
     )
     assert one[0] == other[0]
     assert len({*one, *other}) == 3
+    assert not {*one, *other} & {*small}
 
 
 def test_pipes_and_devices_are_no_traces(tmp_path: Path) -> None:

@@ -1,20 +1,26 @@
-"""The events of one response in the background, and the memory that they take."""
+"""The events of one response in the background, the memory that they take, and the place of the
+response behind the gate."""
 
 from __future__ import annotations
 
+import time
 from contextlib import aclosing
 
 import pytest
 
+from gateway.admission.gate import Gate
 from gateway.api.openai_responses.event_log import EventLog
 from gateway.http.byte_budget import ByteBudget
 from gateway.http.request_scope import RequestRecord
+from http_kit.tenant import EVERYBODY
 
 
 @pytest.mark.parametrize("is_followed", [False, True])
-async def test_its_memory_counts_until_nobody_uses_it(is_followed):
-    budget = ByteBudget(None)
-    log = EventLog(RequestRecord(0.0, "/v1/responses", {}, budget))
+async def test_memory_counts_until_nobody_reads_and_a_place_until_the_run_ends(is_followed):
+    budget, gate = ByteBudget(None), Gate(1, time.monotonic)
+    record = RequestRecord(0.0, "/v1/responses", {}, budget, ticket=gate.passing(EVERYBODY))
+    record.ticket.enter()
+    log = EventLog(record)
     log.write(b"data: 1\n\ndata: 2\n\n")
     log.write(b"data: ")
     assert log.whole() == b"data: 1\n\ndata: 2\n\n"
@@ -25,4 +31,5 @@ async def test_its_memory_counts_until_nobody_uses_it(is_followed):
         log.end()
         log.leave_run()
         assert (budget.in_flight > 0) == is_followed
+        assert gate.in_flight == 0, "the run has left"
     assert budget.in_flight == 0
