@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from checkpoint.regular_file import is_there
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ConfigError
 from worker.settings import WorkerSettings
 
 _LEAST_TOKENS = 512
+_MOST_CHARS = 128
+"""Characters of the text that are read for each token; ten times what texts have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +52,9 @@ def main(argv: Sequence[str]) -> int:
         "inputs change as little as possible.",
     )
     target = Path(settings.output)
-    if target.exists():
+    if is_there(target):
         raise ConfigError(f"output {target} is there already; name a folder to be made")
-    text = _read(Path(settings.text))
+    text = _read(Path(settings.text), settings.tokens * _MOST_CHARS)
     made = _beside(target)
     try:
         _write(settings, text, made)
@@ -64,9 +67,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _read(file: Path) -> str:
+def _read(file: Path, most_chars: int) -> str:
     try:
-        return file.read_text("utf-8")
+        with file.open(encoding="utf-8") as stream:
+            return stream.read(most_chars)
     except OSError as error:
         raise ConfigError(f"cannot read text {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from bench.accuracy import Kind, compare, held_text
 from cli.main import main
 from engine.native.library import KernelsUnavailable, load_library
+from engine.rounding import quantized_checkpoint
 from tests.paths import DEMO_MODEL
 
 
@@ -65,5 +68,45 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
     text.write_text("a few words")
     assert "give at least 512" in line()
     assert "there already" in line(output=text)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    before = ["link", "text"]
+    assert "there already" in line(output=tmp_path / "link")
+    assert "cannot write" in line(output=tmp_path / ("x" * 300))
     assert "cannot write" in line(output=tmp_path / "nowhere" / "quantized")
     assert "no folder or file" in line(model=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_what_is_cut_off_leaves_nothing(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+    message: str,
+) -> None:
+    """The last file that is written fails."""
+
+    def fail(folder: Path, files: Mapping[str, str]) -> None:
+        assert [each for each in folder.iterdir() if each.suffix == ".safetensors"]
+        raise error
+
+    monkeypatch.setattr(quantized_checkpoint, "write_index", fail)
+    text = tmp_path / "text"
+    text.write_text(held_text()[:4000])
+    assert quantize("--tokens=512", text=text, output=tmp_path / "quantized") == status
+    assert [each.name for each in tmp_path.iterdir()] == ["text"]
+    assert message in capsys.readouterr().err
+
+
+def test_no_more_of_a_text_is_read_than_its_tokens_need(tmp_path: Path) -> None:
+    text, output = tmp_path / "text", tmp_path / "quantized"
+    usable = ("words " * 512 * 128)[: 512 * 128]
+    text.write_bytes(usable.encode() + b"\xff" * (1 << 20))
+    assert quantize("--tokens=512", text=text, output=output) == 0
