@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from console.doctor.facts import KeyFacts
 from console.metrics import fact_gauges
+from console.telemetry.facts.fact_watch import FactWatch
 from http_kit.door import SLOT_S, Door
 from protocol.messages import FinishReason, Generate, Role
 from protocol.registration import WorkerState
+from router.routing.barriers import ApartPair
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 
 
@@ -124,3 +128,20 @@ async def test_each_key_has_what_became_of_its_requests(harness: Harness) -> Non
         KeyFacts(name="batch", accepted=3, limited=5, invalid=1, refused=5, left=2),
         KeyFacts(name="chat", accepted=1),
     )
+
+
+def test_a_pair_keeps_the_time_since_which_it_cannot_hand_over() -> None:
+    pairs: list[ApartPair] = []
+    fleet: Any = SimpleNamespace(apart=lambda: pairs)
+    other: Any = SimpleNamespace(wall_us=lambda: 0)
+    watch = FactWatch(fleet, other, other, other)
+
+    def since(now_us: int, *found: tuple[str, str, str]) -> list[int]:
+        pairs[:] = [ApartPair(*each) for each in found]
+        return [each.since_us for each in watch._apart(now_us)]
+
+    first, second = ("p1", "d1", "shm"), ("p2", "d1", "shm")
+    assert since(1, first) == [1]
+    assert since(2, second, ("p1", "d1", "another reason")) == [2, 1]
+    assert since(3, second) == [2]
+    assert since(4, first) == [4], "it could meanwhile"
