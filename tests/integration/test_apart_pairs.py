@@ -84,7 +84,10 @@ def chosen(trace: dict[str, Any]) -> tuple[str | None, str]:
     return attempt["placement"]["prefill"], attempt["placement"]["decode"]
 
 
-def test_transports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.nightly
+def test_workers_with_another_transport_are_not_paired(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """First no pair is possible, then half of the pairs, then all."""
     reason = "its transport is nixl, not shm"
     with running_fleet(prefill=0, cluster_secret=SECRET, transport="shm") as fleet:
