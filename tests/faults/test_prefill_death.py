@@ -35,7 +35,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[FaultyFleet]:
 
 
 @pytest.mark.parametrize(
-    ("fleet", "moment"), in_turn(TRANSPORTS, some(MOMENTS, 4)), indirect=["fleet"], scope="module"
+    ("fleet", "moment"), in_turn(TRANSPORTS, some(MOMENTS, 2)), indirect=["fleet"], scope="module"
 )
 def test_another_prefill_worker_sends_only_what_is_missing(
     fleet: FaultyFleet,

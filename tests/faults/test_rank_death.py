@@ -69,10 +69,7 @@ EVERY = [
     for how in ("killed", "stopped")
     for rank in range(layout[0] * layout[1])
 ]
-EVERYDAY = [
-    Case(Role.DECODE, (2, 1), "decode", "killed", 1),
-    Case(Role.DECODE, (2, 1), "chunk", "stopped", 1),
-]
+EVERYDAY = [Case(Role.DECODE, (2, 1), "decode", "killed", 1)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ import pytest
 
 from bench.tools.fleet import BenchFleet, FleetConfig
 from bench.tools.two_hosts import ADDRESSES, INTERFACE, TwoHosts
-from tests.effort import NIGHTLY
 from tests.integration.distant_hosts import forked_on_host, node_in, two_hosts
 from tests.integration.one_engine import tokens_of_one_engine
 from tests.integration.reference import BLOCK
@@ -31,8 +30,14 @@ from tests.integration.test_ranks_on_hosts import (
 from tests.paths import DEMO_MODEL
 
 ONE = (1, 1)
-EVERYDAY = [((2, 1), (1, 2))]
-ALL = [*EVERYDAY, ((2, 1), ONE), ((1, 2), ONE), (ONE, (2, 1)), (ONE, (1, 2)), ((2, 2), (2, 1))]
+LAYOUTS = [
+    ((2, 1), (1, 2)),
+    ((2, 1), ONE),
+    ((1, 2), ONE),
+    (ONE, (2, 1)),
+    (ONE, (1, 2)),
+    ((2, 2), (2, 1)),
+]
 LONG = [3 + i * 7 % 900 for i in range(1800)]
 NUM_SENT = sum(-(-len(prompt) // BLOCK) for prompt in PROMPTS)
 NETWORK = (
@@ -50,7 +55,8 @@ def hosts() -> Iterator[TwoHosts]:
         yield both
 
 
-@pytest.mark.parametrize(("prefill", "decode"), ALL if NIGHTLY else EVERYDAY)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("prefill", "decode"), LAYOUTS)
 def test_blocks_move_between_workers_of_several_hosts(
     hosts: TwoHosts, prefill: tuple[int, int], decode: tuple[int, int]
 ) -> None:

@@ -189,6 +189,7 @@ def test_a_hand_that_stands_still_while_it_loads_fails_the_start() -> None:
             group.load()
 
 
+@pytest.mark.nightly
 @with_forked_hands(1)
 def test_a_hand_that_reads_no_more_steps_fails_the_next_one() -> None:
     """Announcements that do not fit into the socket wait for as long as a sum does."""
