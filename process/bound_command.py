@@ -19,13 +19,19 @@ _PR_SET_PDEATHSIG = 1
 def main(argv: Sequence[str]) -> int:
     """Replaces this process with the command; returns only if the parent is already gone."""
     parent, command = int(argv[0]), list(argv[1:])
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() == parent:
+    if bind_to(parent, signal.SIGTERM):
         os.execv(command[0], command)
     return 1
+
+
+def bind_to(parent: int, end_signal: signal.Signals) -> bool:
+    """Let the kernel send this process a signal when its parent ends, however it ends. Returns
+    whether `parent` still is the parent."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, int(end_signal), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    return os.getppid() == parent
 
 
 if __name__ == "__main__":

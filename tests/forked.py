@@ -31,11 +31,11 @@ from typing import Any, NoReturn
 from checkpoint.trial import Trial, start_trial
 from cli.child import Child
 from cli.child_settings import ChildSettings
+from process.bound_command import bind_to
 from protocol.messages import Role
 from tests.forked_hands import ForkedHands, num_hands
 from tests.forks import ForkedProcess
 from tests.paths import DEMO_MODEL, ROOT
-from worker.ranks.hand import _end_with
 
 PRELOADED = [
     "cli.commands",
@@ -191,7 +191,7 @@ def run_module(
 def run_up(arguments: Sequence[str], env: Mapping[str, str], output: Connection) -> NoReturn:
     """Run `baton up` in a forked process, which forks its children and writes to `output`."""
     _leave_server()
-    _end_with(os.getppid())
+    bind_to(os.getppid(), signal.SIGKILL)
     for each in (1, 2):
         os.dup2(output.fileno(), each)
     os.environ.clear()

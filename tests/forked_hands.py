@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
 from collections.abc import Sequence
 from functools import partial
 
+from process.bound_command import bind_to
 from tests.forks import ForkedProcess
 from worker.ranks import hand
 from worker.ranks.processes import environment_of_hands
@@ -53,7 +55,8 @@ def _fork() -> tuple[ForkedProcess, socket.socket]:
 
 def _live(way: socket.socket, other_end: socket.socket, head: int) -> int:
     other_end.close()
-    hand._end_with(head)
+    if not bind_to(head, signal.SIGKILL):
+        return 1
     with way:
         _, (link, *_), _, _ = socket.recv_fds(way, 1, 1)
     environment = environment_of_hands()

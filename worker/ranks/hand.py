@@ -30,6 +30,7 @@ from engine.parallel.grouped_ranks import grouped_ranks
 from engine.parallel.shared_memory import RankMemory
 from engine.parallel.sums import RankLost
 from process.allocator import spare_the_collector
+from process.bound_command import bind_to
 from process.logs import setup_logs
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
@@ -39,14 +40,14 @@ from worker.ranks.link import Orders, OwnPool, Place, Wanted, mapped, mesh_of, r
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _BEATS = 64
 
 
 def main(argv: Sequence[str]) -> int:
     """Run until the head ends it; returns the exit status."""
     link, head = socket.socket(fileno=int(argv[0])), int(argv[1])
-    _end_with(head)
+    if not bind_to(head, signal.SIGKILL):
+        return 1
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     orders, (memory, steps) = receive(link)
@@ -135,16 +136,6 @@ def _end_in_silence(link: socket.socket, limit_s: float) -> None:
         os._exit(1)
 
     threading.Thread(target=listen, name="head-beats", daemon=True).start()
-
-
-def _end_with(head: int) -> None:
-    """Let the kernel kill this process when the head ends, however it ends."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != head:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def test_a_rank_whose_card_is_full_says_so_by_one_line() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
 
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()) as said:
-        patch.setattr(hand, "_end_with", lambda head: None)
+        patch.setattr(hand, "bind_to", lambda head, end_signal: True)
         patch.setattr(hand, "receive", lambda link: (orders, (-1, theirs.detach())))
         patch.setattr(hand, "_work_on_card", work)
         assert hand.main([str(ours.detach()), "1"]) == 1
