@@ -32,6 +32,7 @@ from kv_transfer.transfer_loop import (
 )
 from process.sockets.control import Peer
 from protocol import wire
+from protocol.errors import ConfigError, ProtocolError
 from protocol.field_bounds import MAX_REASON_CHARS
 from protocol.handoff_messages import (
     GroupBlocks,
@@ -214,8 +215,10 @@ class OutboundHandoffs:
     def _add_sink(self, peer: Peer, message: PeerDescriptor) -> None:
         """Take a sink's introduction of its pool, perhaps under another name than before."""
         former = self._agents.get(peer)
-        if not self._host.transfer_peers.try_add(message):
-            self._refuse(peer, message.agent, self._host.transfer_peers.refusal)
+        try:
+            self._host.transfer_peers.add(message)
+        except (ConfigError, ProtocolError) as refusal:
+            self._refuse(peer, message.agent, str(refusal))
             return
         self._refused.pop(peer, None)
         self._agents[peer] = message.agent

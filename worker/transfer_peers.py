@@ -34,11 +34,10 @@ class TransferPeers:
         self._counters = counters
         self._descriptors: dict[str, tuple[PeerDescriptor, SharesByGroup]] = {}  # verified
         self._added: set[str] = set()  # agents that the transport knows
-        self.refusal = ""
-        """Why the last descriptor was refused."""
 
-    def try_add(self, message: PeerDescriptor) -> bool:
-        """Make a peer's pool writable if its descriptor is authentic and for our transport."""
+    def add(self, message: PeerDescriptor) -> None:
+        """Make a peer's pool writable. Raises ConfigError or ProtocolError if its descriptor is not
+        authentic, for another transport or of another cache; such a refusal is counted."""
         try:
             if message.transport != self._transfers.transport_name:
                 raise ProtocolError(
@@ -62,15 +61,13 @@ class TransferPeers:
             theirs = own.unsharded if message.layout is None else message.layout
             shares = plan_shares(own, theirs)
         except (ConfigError, ProtocolError) as error:
-            self.refusal = str(error)
             log.warning("refused the pool of agent %s: %s", message.agent, error)
             self._counters.add(Count.DESCRIPTORS_REFUSED)
-            return False
+            raise
         if message.transport == "nixl":  # shared memory is copied as fast in small pieces
             _warn_of_small_pieces(message.agent, shares, own, theirs)
         self._descriptors[message.agent] = message, shares
         self.restore(message.agent)
-        return True
 
     def restore(self, agent: str) -> None:
         """Add a verified peer to the transport, unless the transport has it."""

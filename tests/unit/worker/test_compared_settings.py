@@ -33,7 +33,7 @@ REFUSED_OTHERWISE = {
     "on a CPU the setting changes nothing",
     "kv_windows": "groups of layers are in the fingerprint, see test_hello; where no layer has a "
     "window, the setting changes nothing",
-    "transport": "a worker refuses a pool for another transport, see `try_add_transfer_peer`",
+    "transport": "a worker refuses a pool for another transport, see `TransferPeers.add`",
     "cluster_secret": "the CURVE handshake fails, and block hashes differ",
     "revision": "other weights have another fingerprint; the same ones may have two revisions",
     "redis_url": "they do not meet",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from engine.kv_pool import KvPool
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.head_slices import plan_shares
+from protocol.errors import ConfigError, ProtocolError
 from protocol.handoff_messages import PeerDescriptor
 from protocol.layout import KvGroup, KvLayout
 from worker.counters import Count, Counters
@@ -70,7 +72,7 @@ def descriptor(of: KvLayout | None, secret: bytes = SECRET, **changed: Any) -> P
 def test_the_heads_of_each_rank_go_to_their_places(num_ranks: int, num_stages: int) -> None:
     own = Own()
     theirs = WHOLE.shard(0, num_ranks, 0, num_stages)
-    assert own.peers.try_add(descriptor(None if theirs == WHOLE else theirs))
+    own.peers.add(descriptor(None if theirs == WHOLE else theirs))
     shares = plan_shares(WHOLE.shard(0, 2), theirs)
     assert own.transfers.added == [("agent", b"where", 12, shares)]
 
@@ -101,7 +103,7 @@ def test_one_line_says_which_side_was_told_of_other_ranks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     own = Own(own_peer_stages)
-    assert own.peers.try_add(descriptor(theirs))
+    own.peers.add(descriptor(theirs))
     assert caplog.messages == [
         f"each KV block goes to agent agent in {pieces} pieces for each pair of ranks, which is "
         f"slow: start {advice}"
@@ -112,14 +114,14 @@ def test_the_group_with_the_most_pieces_counts(caplog: pytest.LogCaptureFixture)
     own, groups = Own(), (KvGroup((0,)), KvGroup((1, 2), 4))
     whole = msgspec.structs.replace(WHOLE, num_layers=3, grouping=groups)
     own.pool.layout = whole.shard(0, 2)
-    assert own.peers.try_add(descriptor(whole.shard(0, 4)))
+    own.peers.add(descriptor(whole.shard(0, 4)))
     assert "in 4 pieces" in caplog.text
 
 
 def test_shared_memory_is_copied_as_fast_in_small_pieces(caplog: pytest.LogCaptureFixture) -> None:
     own = Own()
     own.transfers.transport_name = "shm"
-    assert own.peers.try_add(descriptor(layout_for(0, 1), transport="shm"))
+    own.peers.add(descriptor(layout_for(0, 1), transport="shm"))
     assert caplog.messages == []
 
 
@@ -145,7 +147,8 @@ def test_others_are_refused_counted_and_named(
     message: PeerDescriptor, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = Own()
-    assert not own.peers.try_add(message)
+    with pytest.raises((ConfigError, ProtocolError), match=reason):
+        own.peers.add(message)
     assert own.transfers.added == []
     assert own.counters[Count.DESCRIPTORS_REFUSED] == 1
     assert reason in caplog.text
@@ -178,7 +181,8 @@ def test_digests_of_whole_blocks_need_all_ranks_here(
 ) -> None:
     own = Own()
     own.pool.others = [KvPool(WHOLE.shard(1, 2), 3)][:num_others]
-    assert own.peers.try_add(descriptor(None)), "which wants none"
-    assert own.peers.try_add(descriptor(None, wants_digests=True)) is bool(num_others)
+    own.peers.add(descriptor(None))  # wants none
+    with nullcontext() if num_others else pytest.raises(ProtocolError, match="no process of this"):
+        own.peers.add(descriptor(None, wants_digests=True))
     assert ("no process of this worker has whole blocks" in caplog.text) is not bool(num_others)
     assert own.counters[Count.DESCRIPTORS_REFUSED] == 1 - num_others
