@@ -20,7 +20,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -30,6 +29,7 @@ from bench.replay.player import Manner, Played, Player
 from bench.replay.smaller_traces import shrunk
 from bench.replay.vocabulary import Target, learn_vocabulary
 from protocol.errors import BatonError, ConfigError
+from simulator.commands.output_file import OutputFile
 from simulator.report.summary import Spread
 from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import Trace
@@ -50,7 +50,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shrink", type=_count, default=1, help="divides all numbers of tokens")
     parser.add_argument("--prompts", choices=("text", "ids"), default="text")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="also write every request to this file")
+    parser.add_argument("--json", help="also write every request to this file")
     return parser.parse_args(argv)
 
 
@@ -78,14 +78,15 @@ def main(argv: Sequence[str]) -> int:
     """Replay and report; returns the exit status: 2 if an argument or the trace is wrong, 1 if no
     request was served."""
     args = _arguments(argv)
+    output = None if args.json is None else OutputFile("--json", args.json)
     try:
-        if args.json is not None:
-            _write(args.json, "")  # fail now rather than after a long replay
+        if output is not None:
+            output.check()  # fail now rather than after a long replay
         options = TraceOptions(args.seed, args.speed, args.limit, args.span_s)
         trace = shrunk(read_trace(args.trace, options), args.shrink)
         played = _replay(args, trace)
-        if args.json is not None:
-            _write(args.json, json.dumps([asdict(each) for each in played], indent=1))
+        if output is not None:
+            output.write(json.dumps([asdict(each) for each in played], indent=1))
     except BatonError as error:
         print(f"bench.replay: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -96,14 +97,6 @@ def main(argv: Sequence[str]) -> int:
     for reason, count in failures.most_common(_SHOWN_ERRORS):
         print(f"{count:,} failed: {reason}")
     return 0 if any(not each.error for each in played) else 1
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        with path.open("a" if not text else "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise ConfigError(f"--json {path}: {error.strerror}") from error
 
 
 def _replay(args: argparse.Namespace, trace: Trace) -> list[Played]:

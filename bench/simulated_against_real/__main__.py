@@ -18,7 +18,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
@@ -41,6 +40,7 @@ from bench.tools.paths import DEMO_MODEL
 from bench.tools.records import add_record_option, keep_table
 from checkpoint.packaged_model import smollm2_file
 from protocol.errors import BatonError
+from simulator.commands.output_file import OutputFile
 from simulator.commands.simulate import print_wide
 from simulator.devices.step_noise import StepNoise
 
@@ -63,8 +63,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     names = [load.name for load in LOADS]
     parser.add_argument("--loads", nargs="+", choices=names, default=names)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each load")
-    parser.add_argument("--json", type=Path, help="also write every figure to this file")
-    parser.add_argument("--profile", type=Path, help="only write the steps of the first model")
+    parser.add_argument("--json", help="also write every figure to this file")
+    parser.add_argument("--profile", help="only write the steps of the first model")
     add_record_option(parser)
     return parser.parse_args(argv)
 
@@ -73,26 +73,29 @@ def main(argv: Sequence[str]) -> int:
     """Compare and report; returns the exit status."""
     args = _arguments(argv)
     console, machine = Console(), machine_name()
+    card = None if args.profile is None else OutputFile("--profile", args.profile)
+    figures = None if args.json is None else OutputFile("--json", args.json)
     try:
-        if args.profile is not None:
+        for file in filter(None, (card, figures)):
+            file.check()  # fail now rather than after long runs
+        if card is not None:
             shape = SHAPES["colocated"]
             with real_fleet(_path_of(args.models[0]), shape) as fleet:
                 calibration, _ = _calibration(fleet)
                 profile = calibration.profile([calibration.play_mixture(_MIXTURE_S)])
-            args.profile.write_text(json.dumps(profile.as_card(), indent=1))
+            card.write(json.dumps(profile.as_card(), indent=1))
             return 0
         found: list[Comparison] = []
         for model in args.models:
             for name in args.fleets:
                 loads = [load for load in LOADS if load.name in args.loads]
                 found += _compare(model, SHAPES[name], loads, args.seconds, console)
+        if figures is not None:
+            runs = [asdict(each) for each in found]
+            figures.write(json.dumps({"machine": machine, "runs": runs}, indent=1))
     except BatonError as error:
         print(f"bench.simulated_against_real: {error}", file=sys.stderr)
         return 1
-    if args.json is not None:
-        args.json.write_text(
-            json.dumps({"machine": machine, "runs": [asdict(each) for each in found]}, indent=1)
-        )
     table = report(machine, found)
     print_wide(table)
     keep_table(args.record, "simulated against real", table, num_keys=3)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from process.settings import settings_or_exit
 from protocol.errors import ConfigError
 from simulator.commands.fleets import Devices, Size
+from simulator.commands.output_file import OutputFile
 from simulator.commands.runs import Run, num_jobs, simulate_all, trace_of
 from simulator.commands.settings import SimulateSettings
 from simulator.policies.names import policy_names
@@ -35,15 +33,16 @@ def main(argv: Sequence[str]) -> int:
         section="simulate",
     )
     runs, devices = _runs(settings), Devices(settings)
-    if settings.html is not None:
-        check_page(settings.html)  # fail now rather than after a long simulation
+    page = None if settings.html is None else OutputFile("--html", settings.html)
+    if page is not None:
+        page.check()  # fail now rather than after a long simulation
     results = simulate_all(settings, runs, num_jobs(settings.jobs), settings.usd_per_gpu_hour)
     targets = Targets(settings.ttft_ms, settings.tpot_ms)
     title = f"{trace_of(settings).title}: {devices.title}"
-    if settings.html is not None:
+    if page is not None:
         command = shlex.join(["baton", "simulate", *argv])
         served = [(each.summary, each.requests) for each in results]
-        write_page(settings.html, report_page(title, command, served, targets))
+        page.write(report_page(title, command, served, targets))
     summaries = [each.summary for each in results]
     if settings.json:
         print(json.dumps({"title": title, "fleets": [e.as_json() for e in summaries]}, indent=2))
@@ -81,37 +80,6 @@ def _sizes(settings: SimulateSettings) -> list[Size]:
     if not sizes:
         raise ConfigError("name a fleet: --prefill 8 --decode 8, or --colocated 16, or both")
     return sizes
-
-
-def check_page(name: str) -> None:
-    """Raises ConfigError if no page can be written there. A page that is there stays as it is."""
-    with _naming_the_page(name) as path:
-        is_new = not path.exists()
-        path.open("a").close()
-        if is_new:
-            path.unlink()
-
-
-def write_page(name: str, text: str) -> None:
-    """Write a page, as a whole or not at all. Raises ConfigError."""
-    with _naming_the_page(name) as path:
-        if path.exists() and not path.is_file():  # a pipe or a device
-            path.write_text(text, encoding="utf-8")
-            return
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def _naming_the_page(name: str) -> Iterator[Path]:
-    try:
-        yield Path(name).expanduser()
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home folder
-        raise ConfigError(f"--html {name}: {getattr(error, 'strerror', error)}") from error
 
 
 def print_wide(table: object) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from cli.main import main
 from protocol.errors import ConfigError
-from simulator.commands.simulate import check_page, write_page
+from simulator.commands.output_file import OutputFile
 
 SMALL = ["simulate", "--model", "Llama-3-8B", "--trace", "turns:requests=60,rate=20,prompt=300"]
 SPLIT = [*SMALL, "--prefill", "1", "--decode", "2"]
@@ -85,17 +85,18 @@ def test_a_page_is_written_as_a_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.html"
+    page = OutputFile("--html", str(path))
     for former in ("", "the former report"):
         path.write_text(former)
-        check_page(str(path))
+        page.check()
         with monkeypatch.context() as patched:
             patched.setattr(Path, "write_text", _half(Path.write_text))
             with pytest.raises(ConfigError, match=r"--html .*: No space left on device"):
-                write_page(str(path), "the new report")
+                page.write("the new report")
         assert path.read_text() == former
         assert list(tmp_path.iterdir()) == [path]
-    check_page(str(tmp_path / "another.html"))
-    write_page(str(path), "the new report")
+    OutputFile("--html", str(tmp_path / "another.html")).check()
+    page.write("the new report")
     assert path.read_text() == "the new report"
     assert list(tmp_path.iterdir()) == [path]
 
