@@ -38,6 +38,7 @@ from process.store.router_leases import RouterLease
 from process.store.store_url import store_url
 from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
+from router.fleet.conditions import StoreState
 from router.fleet.election import WantedModel
 from router.fleet.fleet import Fleet
 from router.requests.interface import ReadinessCheck
@@ -131,7 +132,7 @@ def _store_work(settings: RouterSettings, parts: Parts) -> list[SideWork]:
     """The connections to the store: the fleet's members, the board, this router's lease."""
     url, cluster = store_url(settings), settings.cluster
     watcher = FleetWatcher(url, cluster, parts.fleet.update, ignored=parts.ignored)
-    parts.fleet.watch_store(lambda: watcher.trouble, lambda: watcher.notice)
+    parts.fleet.store_state = lambda: StoreState(watcher.trouble, watcher.notice)
     parts.metrics.store_connected.set_function(lambda: watcher.is_connected)
     parts.metrics.store_certificate_end.set_function(lambda: watcher.certificate_end)
     return [

@@ -187,7 +187,9 @@ class FleetReport:
         self._traces.report_ended()
         return {
             "workers": workers_json(self._fleet),
-            **facts_json(self.facts, self.peers.presence.serving(), self._fleet.store_notice),
+            **facts_json(
+                self.facts, self.peers.presence.serving(), self._fleet.store_state().notice
+            ),
             "pairs": self.pairs_json(),
             "pressure": self._pressure_json(),
             "totals": self._totals_json(),

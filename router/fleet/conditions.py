@@ -1,5 +1,5 @@
 """The condition of each worker of a fleet: whether requests may go there, else why not and since
-when.
+when; and the state of the store that holds the registrations.
 
 Everything that shows workers reads these: `/fleet`, the page, `baton status`, the doctor, metrics.
 `Conditions` owns the time since which each condition holds; `router.fleet.fleet` finds the
@@ -74,6 +74,15 @@ class Condition:
             "since_us": self.since_us,
             "is_replaced": self.is_replaced,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The store that holds the registrations: why it does not answer, and a warning for operators,
+    such as of a certificate that expires soon. None where there is nothing to say."""
+
+    trouble: str | None = None
+    notice: str | None = None
 
 
 LOST_AFTER_US = 1_000_000

@@ -25,6 +25,7 @@ from router.fleet.conditions import (
     Condition,
     Conditions,
     State,
+    StoreState,
     lost_conditions,
     registered_condition,
 )
@@ -61,6 +62,8 @@ class Fleet:
         self.history = history
         self.identity: FleetIdentity | None = None
         self.flights = FlightQuestions()
+        self.store_state: Callable[[], StoreState] = StoreState
+        """The state of the store; set by the owner of its connection."""
         self._connect = connect
         self._index = index
         self._view = FleetView(index)
@@ -75,8 +78,6 @@ class Fleet:
         self._refused: dict[str, Condition] = {}  # by incarnation
         self._conditions = Conditions(self.history.wall_us)
         self._wanted = WantedModel("")
-        self._store_trouble: Callable[[], str | None] = lambda: None
-        self._store_notice: Callable[[], str | None] = lambda: None
         self._closing: list[Link] = []
         self._changed = asyncio.Event()
 
@@ -184,7 +185,7 @@ class Fleet:
         reason = "no decode worker is registered"
         if standing:
             reason = f"no decode worker is ready: {', '.join(sorted(standing))}"
-        trouble = self._store_trouble()
+        trouble = self.store_state().trouble
         return reason if trouble is None else f"{reason}; {trouble}"
 
     def conditions(self) -> dict[str, Condition]:
@@ -212,23 +213,6 @@ class Fleet:
     def _found(self) -> dict[str, tuple[WorkerInfo, Condition]]:
         infos = {name: worker.info for name, worker in self._workers.items()} | self._members
         return {name: (info, self.condition(info)) for name, info in infos.items()}
-
-    def watch_store(
-        self, trouble: Callable[[], str | None], notice: Callable[[], str | None] = lambda: None
-    ) -> None:
-        """Set the functions that return the store's trouble, for `not_ready_reason`, and what
-        operators should know of it."""
-        self._store_trouble, self._store_notice = trouble, notice
-
-    @property
-    def store_trouble(self) -> str | None:
-        """The trouble with the store that holds the registrations; None if it answers."""
-        return self._store_trouble()
-
-    @property
-    def store_notice(self) -> str | None:
-        """What operators should know of the store, such as a certificate that expires soon."""
-        return self._store_notice()
 
     async def wait_for_decode(self, min_context: int = 0) -> None:
         """Wait until a ready decode worker accepts `min_context` tokens. The caller sets the

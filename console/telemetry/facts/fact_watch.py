@@ -88,7 +88,7 @@ class FactWatch:
         )
 
     def _store(self, now_us: int) -> StoreFacts | None:
-        trouble = self._fleet.store_trouble
+        trouble = self._fleet.store_state().trouble
         if trouble is None:
             self._store_since_us = 0
             return None

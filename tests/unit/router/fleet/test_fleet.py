@@ -14,7 +14,7 @@ from protocol.events import CacheEvents
 from protocol.messages import PROTOCOL_VERSION, CacheDump, CacheDumpRequest, Generate, Hello, Role
 from protocol.registration import WorkerState
 from protocol.wire import MAX_FRAME_BYTES, encode
-from router.fleet.conditions import USABLE, Cause, State
+from router.fleet.conditions import USABLE, Cause, State, StoreState
 from router.fleet.election import WantedModel
 from router.fleet.worker import LONG_STEP_S, Worker
 from router.routing.caches.cache_index import RETRY_S
@@ -465,7 +465,7 @@ async def test_a_full_worker_is_usable(harness: Harness) -> None:
 
 
 async def test_trouble_with_the_store_is_part_of_the_reason(harness: Harness) -> None:
-    harness.fleet.watch_store(lambda: "redis://x refuses our password: WRONGPASS")
+    harness.fleet.store_state = lambda: StoreState("redis://x refuses our password: WRONGPASS")
     assert harness.fleet.not_ready_reason() == (
         "no decode worker is registered; redis://x refuses our password: WRONGPASS"
     )

@@ -15,6 +15,7 @@ from console.telemetry.facts.fact_watch import FactWatch
 from http_kit.door import SLOT_S, Door
 from protocol.messages import FinishReason, Generate, Role
 from protocol.registration import WorkerState
+from router.fleet.conditions import StoreState
 from router.routing.barriers import ApartPair
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 
@@ -85,14 +86,14 @@ async def test_requests_that_wait_count_before_any_has_finished(harness: Harness
 
 
 async def test_the_store_s_trouble_has_a_beginning(harness: Harness) -> None:
-    harness.fleet.watch_store(lambda: "redis://x cannot be reached: refused")
+    harness.fleet.store_state = lambda: StoreState("redis://x cannot be reached: refused")
     harness.report.sample()
     first = harness.report.as_json()["store"]
     harness.report.sample()
     assert harness.report.as_json()["store"] == first
     assert first["trouble"] == "redis://x cannot be reached: refused"
     assert first["since_us"] > 0
-    harness.fleet.watch_store(lambda: None, lambda: "its certificate expires in 3 days")
+    harness.fleet.store_state = lambda: StoreState(notice="its certificate expires in 3 days")
     harness.report.sample()
     assert harness.report.as_json()["store"] == {
         "trouble": None,
