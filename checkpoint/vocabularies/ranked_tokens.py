@@ -14,20 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from checkpoint.gguf.vocabulary import (
-    CONTROL,
-    MAX_MERGES,
-    NORMAL,
-    SPLITTINGS,
-    USER_DEFINED,
-    Splitting,
-    Vocabulary,
-    byte_level,
-    whole_tokenizer,
-)
 from checkpoint.json_keys import JsonKeys, read_json_object
 from checkpoint.regular_file import is_there, read_small
+from checkpoint.vocabularies.bpe import MAX_MERGES, byte_level, whole_tokenizer
 from checkpoint.vocabularies.byte_alphabet import byte_alphabet
+from checkpoint.vocabularies.splittings import SPLITTINGS, Splitting
+from checkpoint.vocabularies.vocabulary import CONTROL, NORMAL, USER_DEFINED, Vocabulary
 from protocol.errors import ModelLoadError
 
 _MAX_BYTES = 256 * 1024 * 1024

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from checkpoint.gguf.vocabulary import tokenizer_files
-from checkpoint.json_keys import JsonKeys
 from checkpoint.regular_file import read_small
+from checkpoint.vocabularies.bpe import scored_pieces, whole_tokenizer
+from checkpoint.vocabularies.vocabulary import NORMAL, Vocabulary
 from protocol.errors import ModelLoadError
 
 _MAX_BYTES = 64 * 1024 * 1024
@@ -22,10 +22,9 @@ _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
 _TEXT, _SCORE, _TYPE = 1, 2, 3
 _MODEL_TYPE, _BPE, _BYTE_FALLBACK = 3, 2, 35
-_SPECIAL_IDS = {"unknown": 40, "bos": 41, "eos": 42}
+_SPECIAL = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2)}
+"""The fields of special tokens' ids, and their defaults."""
 _CHARACTERS, _HAS_PREFIX, _SQUEEZES_SPACES = 2, 3, 4
-_USUAL_IDS = {"unknown": 0, "bos": 1, "eos": 2}
-_NORMAL = 1
 
 
 def sentence_piece_tokenizer(file: Path) -> dict[str, Any]:
@@ -37,26 +36,28 @@ def sentence_piece_tokenizer(file: Path) -> dict[str, Any]:
         trainer, normalizer = _Message(model.bytes(_TRAINER)), _Message(model.bytes(_NORMALIZER))
         tokens = [each.bytes(_TEXT).decode() for each in pieces]
         scores = [each.float(_SCORE) for each in pieces]
-        types = [each.integer(_TYPE, _NORMAL) for each in pieces]
+        types = [each.integer(_TYPE, NORMAL) for each in pieces]
+        is_bpe = trainer.integer(_MODEL_TYPE, 1) == _BPE
+        has_fallback = trainer.integer(_BYTE_FALLBACK, 0)
+        ids = {name: trainer.integer(*field) for name, field in _SPECIAL.items()}
+        normalizes = normalizer.bytes(_CHARACTERS) or normalizer.integer(_SQUEEZES_SPACES, 1)
+        has_prefix = bool(normalizer.integer(_HAS_PREFIX, 1))
     except ValueError as error:
         raise ModelLoadError(f"{file} is not a model of SentencePiece") from error
-    if trainer.integer(_MODEL_TYPE, 1) != _BPE or not trainer.integer(_BYTE_FALLBACK, 0):
+    if not is_bpe or not has_fallback:
         raise ModelLoadError(f"{file}: the model must be BPE with byte fallback")
-    if normalizer.bytes(_CHARACTERS) or normalizer.integer(_SQUEEZES_SPACES, 1):
+    if normalizes:
         raise ModelLoadError(f"{file}: a model that normalizes texts is not supported")
-    ids = {
-        f"tokenizer.ggml.{name}_token_id": trainer.integer(field, _USUAL_IDS[name])
-        for name, field in _SPECIAL_IDS.items()
+    if not tokens:
+        raise ModelLoadError(f"{file}: the vocabulary is empty")
+    if len(set(tokens)) < len(tokens):
+        raise ModelLoadError(f"{file}: two tokens of the vocabulary are equal")
+    vocabulary = Vocabulary(tokens, types)
+    special = {
+        name: vocabulary.use_special(id_) for name, id_ in ids.items() if 0 <= id_ < len(tokens)
     }
-    keys = {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.add_space_prefix": bool(normalizer.integer(_HAS_PREFIX, 1)),
-        **{name: id_ for name, id_ in ids.items() if 0 <= id_ < len(tokens)},
-    }
-    return tokenizer_files(JsonKeys(keys, str(file)))["tokenizer.json"]
+    parts = scored_pieces(str(file), vocabulary, scores, has_prefix, special.get("unk_token"))
+    return whole_tokenizer(vocabulary, parts, special, ("bos_token",))
 
 
 class _Message:

@@ -283,6 +283,7 @@ def test_other_models_of_sentence_piece_are_refused(tmp_path, trainer, normalize
         ),
         ("tokenizer.model", "{}", "tokenizer.model is not a model of SentencePiece"),
         ("tokenizer.model", "\x0a\x7f", "tokenizer.model is not a model of SentencePiece"),
+        ("tokenizer.model", "\x12\x03\x1a\x01x", "tokenizer.model is not a model of SentencePiece"),
         ("tiktoken.model", "YQ== 0", "'tokenizer_class' must be TikTokenTokenizer .* not null"),
     ],
 )
