@@ -87,7 +87,7 @@ class Fleet:
             for worker in self._outcome.workers:
                 router.connect(worker)
         Exchange(self._queue, spec.delays, self._routers)
-        self._turns: dict[int, tuple[Session, int]] = {}
+        self._turns: dict[int, tuple[Session, int, float]] = {}
         self._num_ended = 0
         self._goes_on: Callable[[Request], bool] = lambda _: True
 
@@ -128,13 +128,16 @@ class Fleet:
 
     def _first_turns(self, sessions: Iterable[Session], began: float = 0.0) -> list[Arrival]:
         """When the sessions' first turns arrive, if all that the sessions wait for began then."""
-        return [
-            (began + each.start_s + each.turns[0].pause_s, self._submit, (each, 0))
-            for each in sessions
-            if each.turns
-        ]
+        found: list[Arrival] = []
+        for each in sessions:
+            if each.turns:
+                start = began + each.start_s
+                first = start + each.turns[0].pause_s
+                found.append((first, self._submit, (each, 0, start)))
+        return found
 
-    def _submit(self, session: Session, index: int) -> None:
+    def _submit(self, session: Session, index: int, start: float) -> None:
+        """Send a turn of a session that began at `start`."""
         turn = session.turns[index]
         size = self._outcome.workers[0].spec.config.block_size
         request = Request(
@@ -148,7 +151,7 @@ class Fleet:
             priority=session.priority,
         )
         self._outcome.requests.append(request)
-        self._turns[request.number] = session, index
+        self._turns[request.number] = session, index, start
         number = request.number % len(self._routers)
         router, delay_s = self._routers[number], self._draws[number].placing_s(request.num_prompt)
         if delay_s:
@@ -164,10 +167,11 @@ class Fleet:
             self._outcome.is_whole = False
             self._queue.stop()
             return
-        session, index = self._turns.pop(request.number)
+        session, index, start = self._turns.pop(request.number)
         now = self._queue.now
         for time, action, arguments in self._first_turns(session.turns[index].starts, now):
             self._queue.at(time, action, *arguments)
         if index + 1 < len(session.turns):
-            pause = session.turns[index + 1].pause_s
-            self._queue.at(now + pause, self._submit, session, index + 1)
+            turn = session.turns[index + 1]
+            due = max(now + turn.pause_s, start + turn.not_before_s)
+            self._queue.at(due, self._submit, session, index + 1, start)

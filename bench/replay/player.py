@@ -1,7 +1,8 @@
 """Sends a trace's requests and notes when their tokens came.
 
 Sessions begin at their times whatever the system does; within a session each turn starts after the
-former one's end and its pause. A request that fails counts as failed, and its session goes on.
+former one's end and its pause, and not before its recorded time. A request that fails counts as
+failed, and its session goes on.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ class Player:
         talk = Conversation(manner.vocabulary, manner.as_text, manner.seed, session.name)
         due = start_s
         for number, turn in enumerate(session.turns):
-            await asyncio.sleep(max(0.0, due + turn.pause_s - self._now))
+            due = max(due + turn.pause_s, start_s + turn.not_before_s)
+            await asyncio.sleep(max(0.0, due - self._now))
             request = await self._send(session, number, talk)
             due = request.end
             for child in turn.starts:

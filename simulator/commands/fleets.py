@@ -47,10 +47,11 @@ def load_trace(settings: SimulationSettings) -> Trace:
     options = TraceOptions(settings.seed, settings.speed, settings.limit, settings.span_s)
     trace = read_trace(settings.trace, options)
     recorded = trace.block_tokens
-    if recorded is not None and recorded % settings.block_size:
+    size = settings.block_size
+    if recorded is not None and recorded % size and size % recorded:
         raise ConfigError(
-            f"--block-size {settings.block_size}: the trace's blocks have {recorded} tokens, "
-            "which must be a multiple of it"
+            f"--block-size {size}: the trace's blocks have {recorded} tokens; one of these numbers "
+            "must be a multiple of the other"
         )
     return trace
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from protocol.errors import ConfigError
 from router.recording.recorder import FORMAT
-from simulator.traces import agents, azure, generated, mooncake, recorded
+from simulator.traces import agents, azure, bailian, generated, mooncake, recorded
 from simulator.traces.lines import json_lines, open_trace
 from simulator.traces.sessions import Session, Trace
 
@@ -62,14 +62,16 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
     first = next(lines, None) if head.removeprefix(BOM_UTF8).lstrip()[:1] == b"{" else None
     if first is not None and "requests" in first:
         return agents.sessions(chain([first], lines), options.span_s, rng)
+    if first is not None and "hash_ids" in first and bailian.PARENT in first:
+        return bailian.sessions(chain([first], lines))
     if first is not None and "hash_ids" in first:
         return mooncake.sessions(chain([first], lines), rng)
     if first is not None and FORMAT in first:
         return recorded.sessions(chain([first], lines))
     raise ConfigError(
         f"--trace {name}: unknown format; it must be CSV with the columns "
-        f"{','.join(azure.COLUMNS)}, or JSON lines with 'hash_ids' (Mooncake), 'requests' "
-        f"(sessions of agents) or {FORMAT!r} first (recorded by a router)"
+        f"{','.join(azure.COLUMNS)}, or JSON lines with 'hash_ids' (Mooncake, Bailian), "
+        f"'requests' (sessions of agents) or {FORMAT!r} first (recorded by a router)"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from process.number_text import count as counted
 from process.number_text import significant
@@ -48,10 +49,16 @@ class BlockRuns:
     runs: Runs
 
     def digests(self, block_size: int) -> list[bytes]:
-        """The digests of blocks of `block_size` tokens, a divisor of `block_tokens`."""
+        """The digests of blocks of `block_size` tokens, a divisor or a multiple of
+        `block_tokens`."""
         each = self.block_tokens // block_size
         base = self.space << _ID_BITS
         found: list[bytes] = []
+        if not each:  # a longer block is known by the last recorded one in it
+            size = block_size // self.block_tokens
+            ids = (base + n for first, count in self.runs for n in range(first, first + count))
+            raw = array("Q", islice(ids, size - 1, None, size)).tobytes()
+            return [raw[at : at + 8] for at in range(0, len(raw), 8)]
         for first, count in self.runs:
             start = base + first * each
             raw = array("Q", range(start, start + count * each)).tobytes()
@@ -61,15 +68,17 @@ class BlockRuns:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session, `pause_s` after the end of the turn before. `blocks` covers its
-    prompt and, where they are known, the blocks of its output. `starts` are sessions that begin
-    when the turn ends, each after its `start_s`."""
+    """One request of a session, `pause_s` after the end of the turn before, and not earlier than
+    `not_before_s` after the session's start. `blocks` covers its prompt and, where they are known,
+    the blocks of its output. `starts` are sessions that begin when the turn ends, each after its
+    `start_s`."""
 
     pause_s: float
     num_prompt: int
     num_output: int
     blocks: BlockRuns | None = None
     starts: tuple[Session, ...] = ()
+    not_before_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +102,7 @@ class Trace:
 
     def faster(self, factor: float) -> Trace:
         """The same traffic, with the time between arrivals divided by `factor`."""
-        sessions = [replace(each, start_s=each.start_s / factor) for each in self.sessions]
-        return Trace(self.name, sessions)
+        return Trace(self.name, [_faster(each, factor) for each in self.sessions])
 
     @property
     def title(self) -> str:
@@ -116,6 +124,13 @@ class Trace:
                 if turn.blocks is not None:
                     return turn.blocks.block_tokens
         return None
+
+
+def _faster(session: Session, factor: float) -> Session:
+    turns = session.turns
+    if any(each.not_before_s for each in turns):
+        turns = tuple(replace(each, not_before_s=each.not_before_s / factor) for each in turns)
+    return replace(session, start_s=session.start_s / factor, turns=turns)
 
 
 def _num_turns(session: Session) -> int:

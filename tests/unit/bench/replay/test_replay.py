@@ -136,6 +136,16 @@ async def test_sessions_are_closed_loops(
     assert "authorization: bearer a key" in head
 
 
+async def test_a_turn_with_a_recorded_time_is_not_sent_before_it(
+    player: Callable[[str | None], Player],
+) -> None:
+    turns = (Turn(0.0, 16, 3), Turn(0.0, 16, 3, not_before_s=2 * PAUSE_S), Turn(0.0, 16, 3))
+    first, second, third = await player(None).play(Trace("t", [Session("s", PAUSE_S, turns)]))
+    assert first.sent >= PAUSE_S - 0.001
+    assert second.sent >= 3 * PAUSE_S - 0.001
+    assert third.sent >= second.end
+
+
 async def test_a_replay_under_a_salt_says_so_in_every_request(server: tuple[Server, str]) -> None:
     manner = Manner(WORDS, as_text=False, cache_salt="one")
     played = await Player(Target(server[1], "m"), manner).play(talking())
