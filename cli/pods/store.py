@@ -19,7 +19,7 @@ from cli.pods.store_settings import StoreSettings, configuration
 from process.logs import setup_logs
 from process.settings import settings_or_exit
 from process.sockets.host_names import is_loopback, is_wildcard
-from process.store.valkey_binary import find_binary
+from process.store.valkey_binary import NO_FOLDER, find_binary
 from protocol.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     )
     setup_logs("info", "text", "store")
     binary = find_binary()
-    folder = Path(settings.data_dir or "/")
+    folder = Path(settings.data_dir or NO_FOLDER)
     if not os.path.isdir(folder):
         raise ConfigError(f"data_dir {folder} is not a folder")
     if settings.tls_port is None:

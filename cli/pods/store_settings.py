@@ -60,6 +60,7 @@ def configuration(settings: StoreSettings, listen: str) -> IO[bytes]:
         "daemonize no",
         f"appendonly {'yes' if settings.data_dir else 'no'}",
         "appendfsync everysec",
+        "repl-diskless-load swapdb",
     ]
     file = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     file.write(("\n".join(lines) + "\n").encode())

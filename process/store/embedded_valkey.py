@@ -26,7 +26,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from process.line_pump import LinePump, pump_output
 from process.store.registry import connection_options
-from process.store.valkey_binary import INSTEAD, find_binary
+from process.store.valkey_binary import INSTEAD, NO_FOLDER, find_binary
 from process.temporary_files import temporary_file
 from protocol.errors import ConfigError
 
@@ -139,7 +139,8 @@ class EmbeddedValkey:
         settings = (
             f"bind {self._host}\nport {self._port}\nrequirepass {self._password}\n"
             'save ""\nappendonly no\ndaemonize no\n'
-            f"dbfilename {secrets.token_hex(16)}.rdb\n"  # else it loads a /dump.rdb that lies there
+            "repl-diskless-load swapdb\n"  # a replica of another server needs no file
+            f"dbfilename {secrets.token_hex(16)}.rdb\n"  # else it would load a /dump.rdb on macOS
         )
         try:
             process = subprocess.Popen(
@@ -147,7 +148,7 @@ class EmbeddedValkey:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if self._take is not None else self._log,
                 stderr=subprocess.STDOUT,
-                cwd="/",
+                cwd=NO_FOLDER,
                 start_new_session=True,
             )
             if self._take is not None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from pathlib import Path
 
 from protocol.errors import ConfigError
 
 INSTEAD = "start a Redis or Valkey and name it by BATON_REDIS_URL"
+NO_FOLDER = Path("/proc" if sys.platform == "linux" else "/")
+"""The working folder of a server that keeps no data. In Linux's /proc nobody can make a file, so
+SAVE, BGSAVE and other commands that would write one fail."""
 
 
 def find_binary() -> Path:

@@ -68,7 +68,6 @@ def fail_over(old: EmbeddedValkey, new: EmbeddedValkey) -> None:
         for client in (first, second):
             client.config_set("masterauth", password)
             client.config_set("repl-diskless-sync-delay", 0)
-            client.config_set("repl-diskless-load", "swapdb")  # else it leaves a file in /
         first.config_set("requirepass", password)
         first.replicaof("127.0.0.1", str(old.port))
         until(lambda: first.info("replication")["master_link_status"] == "up")

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,29 @@ def test_starts_with_a_password_and_stops() -> None:
         assert "Ready to accept connections" in valkey.log_tail(50)
     assert not psutil.pid_exists(pid)
     valkey.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it runs in /")
+def test_no_command_leaves_a_file_and_it_serves_on() -> None:
+    with EmbeddedValkey() as valkey, EmbeddedValkey() as other:
+        with redis.Redis.from_url(valkey.url) as client, redis.Redis.from_url(other.url) as replica:
+            client.set("a", "b")
+            with pytest.raises(redis.ResponseError):
+                client.save()
+            client.bgsave()
+            until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+            client.config_set("repl-diskless-sync-delay", 0)
+            replica.config_set("masterauth", client.connection_pool.connection_kwargs["password"])
+            replica.replicaof("127.0.0.1", str(valkey.port))
+            until(lambda: replica.get("a") == b"b")
+            assert client.set("c", "d")
+
+
+def until(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_server_that_stands_still_is_killed(
