@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 MOST_FILES = 65_536
 """The limit that routers and workers ask for."""
+_RESERVE = 64
+"""Files that are kept for the process itself: other members of the fleet, the store, logs."""
+_MOST_RESERVED = 1 / 4
 
 
 def allow_open_files(wanted: int) -> None:
@@ -27,9 +30,19 @@ def allow_open_files(wanted: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def is_reserved(descriptor: int) -> bool:
+    """Whether an accepted connection has one of the descriptors that the process keeps for itself:
+    close the connection at once. The kernel gives the lowest free descriptor, so nearly all below
+    it are in use."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return False
+    return descriptor >= limit - min(_RESERVE, int(limit * _MOST_RESERVED))
+
+
 class FileRoom:
-    """Says once in the log when this process can open no more files, and when it can again. Python,
-    libuv and ZeroMQ then close or refuse connections without a word."""
+    """Says once in the log when this process has no descriptors left for more connections, and when
+    it has some again. Python, libuv and ZeroMQ close or refuse connections without a word."""
 
     def __init__(self) -> None:
         self.is_full = False
@@ -39,8 +52,7 @@ class FileRoom:
         reason = _why_full()
         if reason and not self.is_full:
             log.error(
-                "no more files and connections can be opened: %s; raise the limit (ulimit -n), "
-                "which is %d",
+                "new connections are closed: %s; raise the limit (ulimit -n), which is %d",
                 reason, resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             )  # fmt: skip
         elif self.is_full and not reason:
@@ -50,7 +62,8 @@ class FileRoom:
 
 def _why_full() -> str:
     try:
-        os.close(os.open("/", os.O_RDONLY | os.O_CLOEXEC))
+        descriptor = os.open("/", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         return str(error.strerror) if error.errno in (errno.EMFILE, errno.ENFILE) else ""
-    return ""
+    os.close(descriptor)
+    return "few descriptors are left" if is_reserved(descriptor) else ""

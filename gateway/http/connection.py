@@ -24,9 +24,10 @@ from uvicorn.server import ServerState
 from gateway.http.connection_limits import ConnectionLimits, Countdown
 from gateway.http.exchange import Exchange
 from gateway.http.half_closed import LateAnswers, Peers
-from gateway.http.refusals import Refusal, RefusalLog
+from gateway.http.refusals import NO_ROOM, Refusal, RefusalLog
 from gateway.http.request_reader import RequestReader
 from http_kit.disconnect import offer_connection
+from process.open_files import is_reserved
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,10 @@ class BoundedProtocol(RequestReader):
         self._server.connections.add(self)  # type: ignore[arg-type]  # lists uvicorn's own
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._idle = Countdown(self._loop, self._limits.idle_timeout_s, transport.close)
+        if is_reserved(transport.get_extra_info("socket").fileno()):
+            self._cut.labels("no descriptors left").inc()
+            transport.write(NO_ROOM.answer())
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers and drop all requests; the application learns that the client is gone."""

@@ -43,6 +43,10 @@ HEAD_TOO_SLOW = Refusal(
     408, "the head of the request did not come in time", "request not received in time"
 )
 
+NO_ROOM = Refusal(
+    503, "this router has as many connections as it may; retry", headers={"retry-after": "1"}
+)
+
 
 class Refused(Exception):
     """Raised while a request is parsed."""

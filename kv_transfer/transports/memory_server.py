@@ -9,6 +9,7 @@ blocks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import logging
 import secrets
@@ -123,6 +124,10 @@ class MemoryServer:
                 connection, _ = self._socket.accept()
             except BlockingIOError:
                 return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                return  # peers wait until there are free descriptors
             caller = _Caller(
                 FramedStream(connection),
                 secrets.token_bytes(NONCE_BYTES),

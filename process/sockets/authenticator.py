@@ -1,7 +1,8 @@
 """Authenticates clients: the ZAP handler (ZeroMQ RFC 27) of one context, in its own thread.
 
 Admits clients that prove possession of the one expected key, counts every failed handshake on the
-sockets that it watches, and ends connections that send more than is read. It needs a thread because
+sockets that it watches, and ends connections that send more than is read or that take the process's
+last descriptors: without one libzmq would try to accept again and again. It needs a thread because
 peers connect and send while a worker computes a long step. Invariant: the reading end of a monitor
 is connected before the watched socket is bound, stays connected until monitoring ends, and has an
 unlimited queue. Otherwise libzmq's I/O thread would wait for us to read, and pyzmq, which ends
@@ -22,7 +23,8 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from process.sockets.inflow import CHECK_S, CONNECTION_EVENTS, Inflow
+from process.open_files import is_reserved
+from process.sockets.inflow import CHECK_S, CONNECTION_EVENTS, Inflow, shut_accepted
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +133,9 @@ class Gatekeeper:
             self._poller.unregister(monitor)
             del self._monitors[monitor]
             monitor.close(linger=0)
+            return
+        if event["event"] == zmq.EVENT_ACCEPTED and is_reserved(event["value"]):
+            shut_accepted(event["value"], event["endpoint"].decode())
             return
         if not event["event"] & HANDSHAKE_FAILURES:
             self._monitors[monitor].note(event["event"], event["value"])

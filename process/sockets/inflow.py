@@ -15,7 +15,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import zmq
@@ -189,6 +189,15 @@ def _shut(descriptor: int, name: _Name) -> bool:
     except OSError:
         return False
     return True
+
+
+def shut_accepted(descriptor: int, endpoint: str) -> None:
+    """Shut down a connection that the listener at `endpoint` accepted; ZeroMQ then closes it. A
+    descriptor that belongs to something else by now is left alone. Needs no free descriptor."""
+    port = int(endpoint.rpartition(":")[2])
+    with suppress(OSError, ValueError), _borrowed(descriptor) as peer:
+        if peer.getsockname()[1] == port:
+            peer.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import socket as tcp
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import zmq
@@ -16,7 +16,7 @@ from process.sockets import authenticator
 from process.sockets.control import ControlServer
 from process.sockets.encrypted_sockets import Network
 from process.sockets.hello import HelloPolicy
-from process.sockets.inflow import DESCRIPTOR, Inflow, wire_bytes
+from process.sockets.inflow import DESCRIPTOR, Inflow, shut_accepted, wire_bytes
 
 ANY_PORT = "tcp://127.0.0.1:*"
 WAIT_MS = 20_000
@@ -60,11 +60,15 @@ def send_without_end(socket: zmq.Socket[bytes], *to: bytes) -> None:
     socket.send(b"the end")
 
 
-def wait_ended(inflow: Inflow) -> None:
+def wait_until(is_true: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_MS / 1000
-    while not inflow.num_ended:
-        assert time.monotonic() < deadline, "the connection lives on"
+    while not is_true():
+        assert time.monotonic() < deadline
         PAUSE.wait(0.005)
+
+
+def wait_ended(inflow: Inflow) -> None:
+    wait_until(lambda: inflow.num_ended)
 
 
 @pytest.mark.parametrize(("listening", "sending"), [(zmq.ROUTER, zmq.DEALER), (zmq.PUB, zmq.XSUB)])
@@ -327,3 +331,43 @@ def test_what_was_taken_in_all_counts_for_the_connection_that_came_last(connect:
     inflow.took_in_all(1200)
     first, last = descriptors
     assert inflow.unread() == {first: 5000 - FREE, last: 5000 - FREE - 500}
+
+
+def test_a_connection_with_one_of_the_last_descriptors_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("process.sockets.options.HANDSHAKE_MS", 0)  # strangers may stay
+    network, inflow = Network("the secret"), Inflow(LIMIT)
+    socket, endpoint = network.listening(zmq.ROUTER, ANY_PORT, inflow)
+    address = ("127.0.0.1", int(endpoint.rpartition(":")[2]))
+    with tcp.create_connection(address, WAIT_MS / 1000) as first:
+        wait_until(lambda: inflow.num_open == 1)
+        monkeypatch.setattr(authenticator, "is_reserved", lambda descriptor: True)
+        with tcp.create_connection(address, WAIT_MS / 1000) as last, suppress(ConnectionError):
+            read_to_end(last)
+        first.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            read_to_end(first)
+    socket.close()
+    network.close()
+
+
+def read_to_end(connection: tcp.socket) -> None:
+    while connection.recv(1000):
+        pass
+
+
+def test_only_a_connection_of_the_listener_is_shut() -> None:
+    with tcp.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with tcp.create_connection(("127.0.0.1", port)) as client, listener.accept()[0] as ours:
+            shut_accepted(ours.fileno(), f"tcp://127.0.0.1:{port + 1}")
+            ours.send(b"a")
+            shut_accepted(ours.fileno(), f"tcp://127.0.0.1:{port}")
+            assert client.recv(2) == b"a"
+            assert client.recv(2) == b""
+            number = ours.fileno()
+        shut_accepted(number, f"tcp://127.0.0.1:{port}")  # closed by now
+        with open(__file__) as file:
+            shut_accepted(file.fileno(), f"tcp://127.0.0.1:{port}")
+            assert file.read(1)

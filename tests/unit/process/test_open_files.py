@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 
 import pytest
 
+from process.open_files import is_reserved
 from tests.paths import ROOT
 
 CODE = """
@@ -48,8 +50,8 @@ def test_a_process_without_room_for_files_says_so_once_and_takes_nobody_for_dead
         [sys.executable, "-c", FULL_CODE], cwd=ROOT, text=True, timeout=60
     )
     full = (
-        "ERROR no more files and connections can be opened: Too many open files; raise the limit "
-        "(ulimit -n), which is 40"
+        "ERROR new connections are closed: Too many open files; raise the limit (ulimit -n), "
+        "which is 40"
     )
     again = "INFO files and connections can be opened again"
     each = [full, "False True False False", again, "False True False True"]
@@ -63,3 +65,37 @@ def test_the_limit_is_as_near_as_the_hard_limit_allows(soft: int, hard: int, lim
     code = CODE.format(soft=soft, hard=hard)
     found = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=60)
     assert found.split() == [str(limit), str(hard)]
+
+
+RESERVE_CODE = """
+import logging, os, resource, sys
+from process.open_files import FileRoom, is_reserved
+logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
+resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
+room, fds = FileRoom(), [os.dup(0)]
+while not is_reserved(fds[-1]):
+    fds.append(os.dup(0))
+    room.check()
+print(fds[-1])
+while fds:
+    os.close(fds.pop())
+room.check()
+"""
+
+
+@pytest.mark.parametrize(("limit", "reserve"), [(40, 10), (200, 50), (1000, 64)])
+def test_a_part_of_the_descriptors_is_kept_and_the_log_says_so(limit: int, reserve: int) -> None:
+    code = RESERVE_CODE.format(limit=limit)
+    found = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True, timeout=60)
+    assert found.splitlines() == [
+        "new connections are closed: few descriptors are left; raise the limit (ulimit -n), "
+        f"which is {limit}",
+        str(limit - reserve),
+        "files and connections can be opened again",
+    ]
+
+
+def test_without_a_limit_nothing_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_limit = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (no_limit, no_limit))
+    assert not is_reserved(10**6)

@@ -58,6 +58,26 @@ async def test_a_refusal_of_a_head_is_json(serve: Serve) -> None:
             ).status_code == 200
 
 
+@pytest.mark.parametrize("sends", [b"", b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_a_connection_with_one_of_the_last_descriptors_is_refused_at_once(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, sends: bytes
+) -> None:
+    served = await serve()
+    monkeypatch.setattr("gateway.http.connection.is_reserved", lambda descriptor: True)
+    client = await served.connect()
+    await served.send(client, sends)
+    head, _, body = (await served.read_all(client)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in head
+    assert "as many connections as it may" in json.loads(body)["error"]["message"]
+    await served.until_nothing_is_left()
+    assert served.cuts("no descriptors left") == 1
+    monkeypatch.setattr("gateway.http.connection.is_reserved", lambda descriptor: False)
+    client = await served.connect()
+    await served.send(client, b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    assert (await served.read_all(client)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_a_head_counts_once_however_it_is_cut(serve: Serve) -> None:
     served = await serve()
     head = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + b"abc: defgh\r\n" * 140

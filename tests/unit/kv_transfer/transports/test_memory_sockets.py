@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import socket
 import subprocess
@@ -277,6 +278,18 @@ def test_memory_of_an_owner_without_the_key_is_not_mapped(
         assert not client.is_open
         client.close()
     assert open_files() <= files, "the file that came was closed"
+
+
+def test_peers_wait_while_there_are_no_descriptors(owner: Owner) -> None:
+    client, limits = owner.client(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (owner.memory.file, limits[1]))
+    try:
+        for key, _ in owner.selector.select(0):
+            key.data()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    opened(owner, client).close()
+    owner.turn()
 
 
 AS_NOBODY = """
