@@ -84,12 +84,22 @@ SUBJECTS = [
     Subject(
         "scheduler",
         ["scheduling/scheduler.py", "scheduling/block_manager.py"],
-        ["tests/unit/scheduling/test_scheduler.py", "tests/unit/scheduling/test_block_manager.py"],
+        [
+            "tests/unit/scheduling/test_scheduler.py",
+            "tests/unit/scheduling/test_scheduler_history.py",
+            "tests/unit/scheduling/test_target_shares.py",
+            "tests/unit/scheduling/test_steps_under_way.py",
+            "tests/unit/scheduling/test_block_manager.py",
+        ],
     ),
     Subject(
         "placement",
         ["router/routing/policy.py", "router/routing/candidates.py"],
-        ["tests/unit/router/routing/test_policy.py"],
+        [
+            "tests/unit/router/routing/test_policy.py",
+            "tests/unit/router/routing/test_placement_costs.py",
+            "tests/unit/router/routing/test_random_scenes.py",
+        ],
     ),
     Subject(
         "handoff",

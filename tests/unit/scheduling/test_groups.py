@@ -17,7 +17,7 @@ from scheduling.sequence import Sequence, SequenceState
 from scheduling.step_model import StepModel
 from tests.effort import times
 from tests.specification.window_model import DESIGN, THREE, Rules, check
-from tests.unit.scheduling.test_scheduler import BLOCK, drain, make_sequence, run_step
+from tests.unit.scheduling.scheduler_harness import BLOCK, drain, make_sequence, run_step
 
 WINDOWS = st.lists(st.sampled_from([None, 3, 5, 8, 9, 17]), min_size=1, max_size=6)
 

@@ -8,7 +8,7 @@ import pytest
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence, SequenceState
 from tests.unit.held_grammar import HeldGrammar
-from tests.unit.scheduling.test_scheduler import BLOCK, make_scheduler, make_sequence, run_step
+from tests.unit.scheduling.scheduler_harness import BLOCK, make_scheduler, make_sequence, run_step
 
 
 def running(scheduler: Scheduler, name: str, is_slow: bool, size: int = 5) -> Sequence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduling.scheduler import Scheduler
 from scheduling.session_service import FIRST_STEP_TOKENS, MOST_SESSIONS, SessionService
-from tests.unit.scheduling.test_scheduler import make_scheduler, make_sequence, run_step
+from tests.unit.scheduling.scheduler_harness import make_scheduler, make_sequence, run_step
 
 
 def test_each_step_takes_twice_as_much_work_as_the_one_before() -> None:

@@ -16,7 +16,7 @@ from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.step_model import StepModel
 from tests.effort import times
-from tests.unit.scheduling.test_scheduler import BLOCK, make_sequence
+from tests.unit.scheduling.scheduler_harness import BLOCK, make_sequence
 
 STATES = 1
 """The number of the group with states."""

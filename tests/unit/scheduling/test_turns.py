@@ -10,7 +10,7 @@ from scheduling.queues.overtaking import MAX_TRIES, Overtaking
 from scheduling.scheduler import Scheduler
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.shares import MAX_IDLE_SHARES
-from tests.unit.scheduling.test_scheduler import make_scheduler, make_sequence, run_step
+from tests.unit.scheduling.scheduler_harness import make_scheduler, make_sequence, run_step
 
 AGING_S = 3.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.scheduling.test_scheduler import (
+from tests.unit.scheduling.scheduler_harness import (
     BLOCK,
     drain,
     make_scheduler,

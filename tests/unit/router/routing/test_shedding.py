@@ -11,7 +11,7 @@ from router.routing.placement import PlacementQuery, Targets
 from router.routing.policy import place
 from router.routing.prediction import WorkerSpeed
 from router.routing.shedding import Asker, Shed, WaitingPrompt, shed
-from tests.unit.router.routing.test_policy import BLOCK, load
+from tests.unit.router.routing.placements import BLOCK, load
 
 SPEED = WorkerSpeed(1000.0, 200.0, 0.0, 10_000, 50.0, 0, 0, 10**6, 1.0, 1.0)
 """A prompt token takes 0.2 ms."""
