@@ -202,12 +202,15 @@ def drop_unread(
     context: ApiContext, scope: Scope, conversation: Conversation, effort_params: Sequence[str]
 ) -> Conversation:
     """The conversation without what its template does not read, which is named among the ignored
-    fields: the reasoning effort, by the fields that set it, and variables. Raises InvalidRequest
-    for a variable that looks like a typing error."""
+    fields: tools that the answer may not call, the reasoning effort, by the fields that set it, and
+    variables. Raises InvalidRequest for a variable that looks like a typing error."""
     template = _chosen_template(context.tokenizer, conversation)
     if template is None:
         return conversation
     known = template.variables
+    if conversation.tools and not conversation.may_call_tools and "tools" not in known:
+        context.ignore(scope, ["tools"], "the model's chat template takes no tools")
+        conversation = replace(conversation, tools=())
     if conversation.reasoning_effort is not None and known.isdisjoint(_SWITCHES):
         context.ignore(scope, effort_params, "the model's chat template has no switch for thinking")
         conversation = replace(conversation, reasoning_effort=None)

@@ -5,7 +5,9 @@ Errors name the part of the field that cannot be honoured.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,15 +40,14 @@ async def wanted_grammar(
 ) -> str | None:
     """The grammar of a request's constraint; None if any text is allowed.
 
-    Raises InvalidRequest if the grammar is too long or does not compile, or if there is more than
-    one constraint.
+    Raises InvalidRequest if the grammar is too long or does not compile, or if two constraints
+    differ.
     """
     if not constraints:
         return None
+    constraint = constraints[0]
     if len(constraints) > 1:
-        names = " and ".join(f"'{each.param}'" for each in constraints)
-        raise InvalidRequest(f"{names} exclude each other", constraints[1].param)
-    [constraint] = constraints
+        constraint = await context.convert(scope, partial(_common, constraints))
     convert = partial(_converted, constraint, context.tokenizer)
     if constraint.kind is ConstraintKind.SCHEMA:
         wish = await context.tokenizer.in_thread(convert)
@@ -83,6 +84,26 @@ async def check_schema(reader: SchemaReader, param: str, context: ApiContext) ->
             if not await context.tokenizer.in_thread(weaken):
                 raise
     await context.grammars.check(reader.grammar, param)
+
+
+def _common(constraints: Sequence[Constraint]) -> Constraint:
+    """The constraint that all of these express, strict if one of them is: clients that do not know
+    their server send one schema under several names. Raises InvalidRequest if two differ."""
+    first, *others = constraints
+    for other in others:
+        if other.kind is not first.kind or _comparable(other) != _comparable(first):
+            names = " and ".join(f"'{each.param}'" for each in constraints)
+            raise InvalidRequest(f"{names} exclude each other", other.param)
+    return replace(first, strict=any(each.strict for each in constraints))
+
+
+def _comparable(constraint: Constraint) -> str:
+    """A text that is equal for equal values of one kind: in JSON, 1 is not true. Raises
+    InvalidRequest."""
+    value = constraint.value
+    if constraint.kind in (ConstraintKind.SCHEMA, ConstraintKind.STRUCTURAL_TAG):
+        value = value if isinstance(value, bool) else _parsed(value, constraint.param)
+    return json.dumps(value, sort_keys=True)
 
 
 def _converted(constraint: Constraint, tokenizer: Tokenizer) -> str | SchemaReader:

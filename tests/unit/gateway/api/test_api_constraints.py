@@ -184,6 +184,27 @@ def test_two_constraints_exclude_each_other(api: LiveApi, path: str) -> None:
 
 
 @every_endpoint
+def test_one_constraint_under_several_names_counts_once(api: LiveApi, path: str) -> None:
+    by_format = {"response_format": {"type": "json_schema", "json_schema": NAMED}}
+    given = {"json_schema": SCHEMA, "guided_json": json.dumps(SCHEMA), "format": SCHEMA}
+    assert sampling_for(api, path, {**by_format, **given}).grammar == BY_SCHEMA
+    strict = {"type": "json_schema", "json_schema": {**NAMED, "strict": True}}
+    alone = sampling_for(api, path, {"response_format": strict}).grammar
+    assert alone != BY_SCHEMA
+    assert sampling_for(api, path, {"response_format": strict, **given}).grammar == alone
+    assert sampling_for(api, path, {"regex": "a+", "guided_regex": "a+"}).grammar == BY_REGEX
+
+
+@every_endpoint
+def test_schemas_that_only_python_holds_to_be_equal_exclude_each_other(
+    api: LiveApi, path: str
+) -> None:
+    response = ask(api, path, {"json_schema": {"const": 1}, "format": {"const": True}})
+    assert response.status_code == 400
+    assert "'format' and 'json_schema' exclude each other" in response.json()["error"]["message"]
+
+
+@every_endpoint
 def test_a_constraint_that_is_not_served_is_refused(api: LiveApi, path: str) -> None:
     for fields, name, instead in some(REFUSED, 6):
         response = ask(api, path, fields)

@@ -225,6 +225,43 @@ BLOCKS = [
 ]
 
 
+def test_tools_that_a_template_does_not_read_are_ignored_if_the_answer_may_call_none(
+    tools_checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tools_checkpoint, tmp_path / "model"))
+    file = folder / "tokenizer_config.json"
+    plain = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": plain}))
+    tokenizer = Tokenizer(folder)
+    named = {"name": "weather", "parameters": {"type": "object"}}
+    by_path = {
+        "/v1/chat/completions": (
+            {"messages": [user("Hi")]},
+            {"type": "function", "function": named},
+        ),
+        "/v1/responses": ({"input": "Hi"}, {"type": "function", **named}),
+        "/v1/messages": (
+            {"messages": [user("Hi")], "max_tokens": 9},
+            {"name": "weather", "input_schema": {"type": "object"}},
+        ),
+    }
+    with LiveApi(folder, tokenizer, max_context=1000) as live:
+        for path, (body, tool) in by_path.items():
+            live.reset()
+            none = {"type": "none"} if path == "/v1/messages" else "none"
+            asked = {"model": MODEL, **body, "tools": [tool]}
+            response = live.post(path, {**asked, "tool_choice": none})
+            assert response.status_code == 200, response.text
+            assert response.headers["x-baton-ignored"] == "tools"
+            [request] = live.generator.requests
+            assert tokenizer.decode(request.token_ids, False) == "user:Hi;"
+            refused = live.post(path, asked)
+            assert refused.status_code == 400
+            assert "takes no 'tools'" in refused.json()["error"]["message"]
+            live.generator.wait_idle()
+    tokenizer.close()
+
+
 def test_every_api_gives_a_template_what_it_reads(tools_checkpoint: Path, tmp_path: Path) -> None:
     """Parts as parts, arguments as text, and reasoning under the template's own name."""
     folder = Path(shutil.copytree(tools_checkpoint, tmp_path / "model"))
