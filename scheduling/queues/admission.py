@@ -9,6 +9,7 @@ from scheduling.decode_worker_shares import TargetShares
 from scheduling.queues.arriving_blocks import ExpectedBlocks
 from scheduling.queues.overtaking import Overtaking
 from scheduling.queues.roster import Roster
+from scheduling.queues.shared_prompts import SharedPrompts
 from scheduling.scheduler_config import SchedulerConfig
 from scheduling.sequence import Sequence, SequenceState
 from scheduling.sequence_blocks import SequenceBlocks
@@ -50,19 +51,21 @@ class Admission:
 
         A local sequence without any budget left holds up later local sequences, but not remote
         ones, which need no budget. A sequence holds up no others while its grammar is being
-        compiled, while its source has not begun, while another sequence is fetching its next block,
-        or while a peer that it may fetch from has not answered. A sequence whose target already has
-        its share of the pool holds up only younger ones for that target.
+        compiled, while its source has not begun, while another sequence is fetching or computing
+        blocks that it needs, or while a peer that it may fetch from has not answered. A sequence
+        whose target already has its share of the pool holds up only younger ones for that target.
         """
         if self._is_full:
             return
         budget_left = True
         full_targets: set[str] = set()
         overtaking = Overtaking(self._blocks.pages_for)
+        prefilling = self._roster.prefilling.values()
+        shared = SharedPrompts(step, prefilling, not self._blocks.pools.is_plain)
         for sequence in self._turns.in_turn(self._roster.waiting.values()):
             if self._is_full or overtaking.is_over:
                 break
-            if not _may_begin(sequence, budget_left):
+            if not _may_begin(sequence, budget_left) or shared.hold_up(sequence):
                 continue
             if sequence.target in full_targets or not overtaking.may_pass(sequence):
                 continue
