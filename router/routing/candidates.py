@@ -28,16 +28,15 @@ def prefill_candidates(
 ) -> tuple[Candidate, ...]:
     """The prefill workers that may compute the prompt; the output runs elsewhere."""
     num_blocks, num_tokens, exclude = costs.num_blocks, query.num_tokens, query.exclude
-    return tuple(
-        [
-            costs.prefill(each)
-            for each in prefill
-            if num_tokens <= each.max_context
-            and num_blocks <= each.blocks_total
-            and (not each.blocks_stuck or _has_room(num_blocks, each, matches))
-            and each.worker_id not in exclude
-        ]
-    )
+    able = [
+        each
+        for each in prefill
+        if num_tokens <= each.max_context
+        and num_blocks <= each.blocks_total
+        and (not each.blocks_stuck or _has_room(num_blocks, each, matches))
+        and each.worker_id not in exclude
+    ]
+    return costs.prefill(able)
 
 
 def local_candidates(
@@ -67,7 +66,7 @@ def local_candidates(
         if alone:
             near = {each.worker_id for each in able}.union(alone)
             able = [each for each in decode if each.worker_id in near]
-    return tuple([costs.local(each, not has_prefill) for each in able])
+    return costs.local(able, not has_prefill)
 
 
 def decode_loads(

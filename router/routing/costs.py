@@ -7,12 +7,10 @@ later prompts, and requests that decode there wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import msgspec
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from router.routing.caches.cache_index import NO_MATCH, PrefixMatch
-from router.routing.pace import Pace
 from router.routing.pairs import Pairs
 from router.routing.placement import Candidate, PlacementQuery, WorkerLoad
 from router.routing.prediction import US_PER_MS
@@ -62,90 +60,104 @@ class Costs:
         """The last token is always computed, because its logits are needed."""
         self._most_elsewhere = 0 if query.elsewhere is None else query.elsewhere.most
         self._decoding: dict[str, _Decoding] = {}
-        # Many workers hold the same part of the prompt, and share a match and the time of moving.
-        self._last_match, self._last_needs = NO_MATCH, (query.num_tokens, query.num_tokens)
-        self._last_move, self._last_move_ms = (-1, 0.0), 0.0
+        # Many workers hold the same part of the prompt, and share a match.
+        self._last_match: PrefixMatch | None = None
+        self._last_needs = _Needs(0, 0, 0, False)
 
     def missing(self, held_blocks: int) -> int:
         """Prompt tokens that a worker with `held_blocks` leading blocks lacks."""
         most = self._most_blocks
         return self._num_tokens - self._block_size * (held_blocks if held_blocks < most else most)
 
-    def prefill(self, load: WorkerLoad) -> Candidate:
-        """A prefill worker that computes the prompt."""
-        pace = load.pace
-        match = self._matches.get(load.worker_id, NO_MATCH)
-        missing, recompute, fetched, fetch_ms, compute_ms, work_ms = self._prompt(load, match)
-        lacking = self._room_blocks - load.blocks_total + load.blocks_claimed
-        shortage = self._shortage(lacking, match) if lacking > 0 else 0
-        wait_ms, room_ms = pace.wait_ms, shortage * pace.per_token_us / US_PER_MS
-        ttft_ms = wait_ms + fetch_ms + compute_ms + room_ms
-        delay_ms = PREFILL_WEIGHT * work_ms
-        return Candidate(
-            load.worker_id, ttft_ms + delay_ms, missing, recompute, fetched, shortage, ttft_ms,
-            wait_ms, fetch_ms, compute_ms, room_ms, 0.0, 0.0, 0.0, delay_ms,
-        )  # fmt: skip
+    def prefill(self, loads: Iterable[WorkerLoad]) -> tuple[Candidate, ...]:
+        """Prefill workers that compute the prompt."""
+        matches, room_blocks, found = self._matches, self._room_blocks, []
+        for load in loads:
+            pace, match = load.pace, matches.get(load.worker_id, NO_MATCH)
+            missing, recompute, fetched, fetch_ms, compute_ms, work_ms = self._prompt(load, match)
+            lacking = room_blocks - load.blocks_total + load.blocks_claimed
+            shortage = self._shortage(lacking, match) if lacking > 0 else 0
+            wait_ms, room_ms = pace.wait_ms, shortage * pace.per_token_us / US_PER_MS
+            ttft_ms = wait_ms + fetch_ms + compute_ms + room_ms
+            delay_ms = PREFILL_WEIGHT * work_ms
+            candidate = Candidate(
+                load.worker_id, ttft_ms + delay_ms, missing, recompute, fetched, shortage, ttft_ms,
+                wait_ms, fetch_ms, compute_ms, room_ms, 0.0, 0.0, 0.0, delay_ms,
+            )  # fmt: skip
+            found.append(candidate)
+        return tuple(found)
 
-    def local(self, load: WorkerLoad, alone: bool) -> Candidate:
-        """A decode worker that computes the prompt itself. `alone`: no prefill worker could."""
-        match = self._matches.get(load.worker_id, NO_MATCH)
-        missing, recompute, fetched, fetch_ms, compute_ms, work_ms = self._prompt(load, match)
-        decoding = self._decode(load, match)
-        wait_ms, room_ms, output_ms = load.pace.wait_ms, decoding.room_ms, decoding.output_ms
-        ttft_ms = wait_ms + fetch_ms + compute_ms + room_ms
-        weight = PREFILL_WEIGHT
-        if not alone and self._query.local_threshold_tokens is None:
-            weight = DECODE_WEIGHT + DELAY_WEIGHT * load.num_requests
-        delay_ms = decoding.delay_ms + weight * work_ms
-        return Candidate(
-            load.worker_id, ttft_ms + output_ms + delay_ms, missing, recompute, fetched,
-            decoding.shortage, ttft_ms, wait_ms, fetch_ms, compute_ms, room_ms, 0.0,
-            output_ms, decoding.tpot_ms, delay_ms,
-        )  # fmt: skip
+    def local(self, loads: Iterable[WorkerLoad], alone: bool) -> tuple[Candidate, ...]:
+        """Decode workers that compute the prompt themselves. `alone`: no prefill worker could."""
+        matches, found = self._matches, []
+        weight, is_shared = PREFILL_WEIGHT, not alone
+        if self._query.local_threshold_tokens is not None:
+            is_shared = False
+        for load in loads:
+            match = matches.get(load.worker_id, NO_MATCH)
+            missing, recompute, fetched, fetch_ms, compute_ms, work_ms = self._prompt(load, match)
+            shortage, room_ms, output_ms, tpot_ms, delay_ms = self._decode(load, match)
+            wait_ms = load.pace.wait_ms
+            ttft_ms = wait_ms + fetch_ms + compute_ms + room_ms
+            if is_shared:
+                weight = DECODE_WEIGHT + DELAY_WEIGHT * load.num_requests
+            delay_ms += weight * work_ms
+            candidate = Candidate(
+                load.worker_id, ttft_ms + output_ms + delay_ms, missing, recompute, fetched,
+                shortage, ttft_ms, wait_ms, fetch_ms, compute_ms, room_ms, 0.0, output_ms, tpot_ms,
+                delay_ms,
+            )  # fmt: skip
+            found.append(candidate)
+        return tuple(found)
 
-    def remote(self, load: WorkerLoad, begins_ms: float) -> Candidate:
-        """A decode worker that gets the KV from another worker, which has the first token after
+    def remote(self, loads: Iterable[WorkerLoad], begins_ms: float) -> tuple[Candidate, ...]:
+        """Decode workers that get the KV from another worker, which has the first token after
         `begins_ms` at the earliest."""
-        query, pace = self._query, load.pace
-        match = self._matches.get(load.worker_id, NO_MATCH)
-        if match is not self._last_match:
-            self._find_needs(match)
-        missing, recompute = self._last_needs
-        decoding = self._decoding.get(load.worker_id) or self._decode(load, match)
-        wait_ms, room_ms, tpot_ms = pace.wait_ms, decoding.room_ms, decoding.tpot_ms
-        step_ms = tpot_ms
-        if wait_ms:  # steps with prompts of others while this output runs
-            wait_ms = min(wait_ms, query.output_tokens * pace.itl_target_ms)
-            step_ms = pace.step_with_prompts_ms(load.queued_tokens)
-            share = min(1.0, wait_ms / (query.output_tokens * step_ms))
-            tpot_ms += share * max(0.0, step_ms - tpot_ms)
-        handoff_ms = 0.0
-        if not query.by_load:
-            turns_ms = HANDOFF_TURNS * step_ms - begins_ms
-            handoff_ms = HANDOFF_MS + (turns_ms if turns_ms > step_ms else step_ms)
-            if (recompute, begins_ms) != self._last_move or self._pairs.usual_ms_per_block is None:
-                self._last_move = recompute, begins_ms
-                self._last_move_ms = self._moving_ms(pace, recompute, begins_ms)
-            handoff_ms += self._last_move_ms
-        late_ms = handoff_ms
-        if room_ms > begins_ms:
-            late_ms += room_ms - begins_ms
-        more_tokens = query.output_tokens - 1
-        tpot_ms += late_ms / more_tokens if more_tokens > 1 else late_ms
-        output_ms, delay_ms = decoding.output_ms, decoding.delay_ms
-        return Candidate(
-            load.worker_id, wait_ms + room_ms + handoff_ms + output_ms + delay_ms, missing,
-            recompute, 0, decoding.shortage, None, wait_ms, 0.0, 0.0, room_ms, handoff_ms,
-            output_ms, tpot_ms, delay_ms,
-        )  # fmt: skip
+        matches, decoding, by_load = self._matches, self._decoding, self._query.by_load
+        usual, last, found = self._pairs.usual_ms_per_block, None, []
+        missing, recompute, moving_ms = 0, 0, 0.0
+        more_tokens = max(1, self._query.output_tokens - 1)
+        for load in loads:
+            name, pace = load.worker_id, load.pace
+            match = matches.get(name, NO_MATCH)
+            if match is not last:
+                last, (missing, recompute, _, _) = match, self._needs(match)
+                moving_ms = self._moving_ms(recompute, begins_ms)
+            shortage, room_ms, output_ms, tpot_ms, delay_ms = decoding.get(name) or self._decode(
+                load, match
+            )
+            wait_ms, step_ms, handoff_ms = pace.wait_ms, tpot_ms, 0.0
+            if wait_ms:
+                wait_ms, step_ms, tpot_ms = self._beside_prompts(load, tpot_ms)
+            if not by_load:
+                turns_ms = HANDOFF_TURNS * step_ms - begins_ms
+                handoff_ms = HANDOFF_MS + (turns_ms if turns_ms > step_ms else step_ms)
+                if usual is None:
+                    moving_ms = TRANSFER_SHARE * recompute * pace.per_token_us / US_PER_MS
+                handoff_ms += moving_ms
+            late_ms = handoff_ms if room_ms <= begins_ms else handoff_ms + (room_ms - begins_ms)
+            candidate = Candidate(
+                name, wait_ms + room_ms + handoff_ms + output_ms + delay_ms, missing, recompute, 0,
+                shortage, None, wait_ms, 0.0, 0.0, room_ms, handoff_ms, output_ms,
+                tpot_ms + late_ms / more_tokens, delay_ms,
+            )  # fmt: skip
+            found.append(candidate)
+        return tuple(found)
 
-    def _moving_ms(self, pace: Pace, recompute: int, begins_ms: float) -> float:
-        """How long the KV still moves after the first token. That is at least the time for the last
-        chunk's blocks. It is more if earlier blocks are not over by then, for example because the
-        other worker had most of the prompt cached."""
-        usual, block_size = self._pairs.usual_ms_per_block, self._block_size
-        if usual is None:
-            return TRANSFER_SHARE * recompute * pace.per_token_us / US_PER_MS
+    def _beside_prompts(self, load: WorkerLoad, tpot_ms: float) -> tuple[float, float, float]:
+        """Where prompts wait: the time for which they delay an output at most, the time of a step
+        with a part of them, and the time of a token of the output beside them."""
+        pace, output = load.pace, self._query.output_tokens
+        wait_ms = min(pace.wait_ms, output * pace.itl_target_ms)
+        step_ms = pace.step_with_prompts_ms(load.queued_tokens)
+        share = min(1.0, wait_ms / (output * step_ms))
+        return wait_ms, step_ms, tpot_ms + share * max(0.0, step_ms - tpot_ms)
+
+    def _moving_ms(self, recompute: int, begins_ms: float) -> float:
+        """How long the KV still moves after the first token, by the measured pairs; 0 without
+        them. That is at least the time for the last chunk's blocks. It is more if earlier blocks
+        are not over by then, for example because the other worker had most of the prompt cached."""
+        usual, block_size = self._pairs.usual_ms_per_block or 0.0, self._block_size
         last = exposed_blocks(recompute, block_size) + self._in_windows
         return max(last * usual, -(-recompute // block_size) * usual - begins_ms)
 
@@ -155,36 +167,39 @@ class Costs:
         """The missing tokens, now and when the prompt's turn comes; how many of these are loaded or
         fetched, and how long that takes; the time from the first to the last chunk, and the work on
         the prompt in it."""
-        if match is not self._last_match:
-            self._find_needs(match)
-        missing, recompute = self._last_needs
+        missing, recompute, attended, may_fetch = self._needs(match)
         if self._query.by_load:
             return missing, recompute, 0, 0.0, 0.0, 0.0
-        fetched, fetch_ms = 0, 0.0
-        if match.in_host or match.on_disk:
+        num_tokens, fetched, fetch_ms = recompute, 0, 0.0
+        if may_fetch:
             fetched, fetch_ms = self._load(load, match, recompute)
-        if self._most_elsewhere > match.held:
-            more, more_ms = self._fetch(load, recompute - fetched)
+            more, more_ms = self._fetch(load, match, recompute - fetched)
             fetched, fetch_ms = fetched + more, fetch_ms + more_ms
-        num_tokens = recompute - fetched
-        attended = attended_pairs(num_tokens, self._num_tokens - num_tokens)
+            num_tokens -= fetched
+            attended = attended_pairs(num_tokens, self._num_tokens - num_tokens)
         compute_ms, work_ms = load.pace.prompt_ms(num_tokens, attended)
         return missing, recompute, fetched, fetch_ms, compute_ms, work_ms
 
-    def _find_needs(self, match: PrefixMatch) -> None:
-        """Find the missing tokens: now, and when the prompt's turn comes."""
-        held, soon = match.held, match.expected
-        missing = self.missing(held)
-        self._last_needs = missing, missing if soon <= held else self.missing(soon)
-        self._last_match = match
+    def _needs(self, match: PrefixMatch) -> _Needs:
+        """What a worker with this match lacks."""
+        if match is not self._last_match:
+            held, soon = match.held, match.expected
+            missing = recompute = self.missing(held)
+            if soon > held:
+                recompute = self.missing(soon)
+            attended = attended_pairs(recompute, self._num_tokens - recompute)
+            may_fetch = match.num_own > held or self._most_elsewhere > held
+            self._last_needs = _Needs(missing, recompute, attended, may_fetch)
+            self._last_match = match
+        return self._last_needs
 
     def _load(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
         """How many of the missing tokens the worker loads from its own tiers, and how long that
         takes. Blocks on disk are read into host memory first."""
-        loaded = missing - self.missing(match.num_own)
-        if loaded <= 0:
-            return 0, 0.0
         num_blocks = match.in_host + match.on_disk
+        loaded = missing - self.missing(match.num_own)
+        if not num_blocks or loaded <= 0:
+            return 0, 0.0
         copied = num_blocks + self._pairs.in_windows(num_blocks)
         all_us = copied * load.host_block_us + match.on_disk * load.disk_block_us
         share = loaded / (num_blocks * self._query.block_size)
@@ -192,10 +207,11 @@ class Costs:
         compute_ms = loaded * load.pace.per_token_us / US_PER_MS
         return (loaded, load_ms) if load_ms < compute_ms else (0, 0.0)
 
-    def _fetch(self, load: WorkerLoad, missing: int) -> tuple[int, float]:
+    def _fetch(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
         """How many of the missing tokens are fetched, and how long that takes."""
         query = self._query
-        assert query.elsewhere is not None, "another worker holds more"
+        if query.elsewhere is None or query.elsewhere.most <= match.held:
+            return 0, 0.0
         fetched = missing - self.missing(query.elsewhere.beside(load.worker_id))
         if fetched <= 0:
             return 0, 0.0
@@ -230,21 +246,25 @@ class Costs:
             room_ms += output * tpot_ms * ahead / load.max_batch
         delay_ms = DELAY_WEIGHT * num_requests * output * row_ms
         output_ms = output * (idle_ms + CROWD_SHARE * (tpot_ms - idle_ms))
-        found = _Decoding(shortage, room_ms, output_ms, tpot_ms, delay_ms)
+        found = shortage, room_ms, output_ms, tpot_ms, delay_ms
         self._decoding[load.worker_id] = found
         return found
 
 
-class _Decoding(msgspec.Struct, frozen=True, gc=False):
-    """The costs of decoding on a worker: tokens that do not fit, milliseconds until they fit,
-    milliseconds of the whole output and of one token now, and the milliseconds that other requests
-    lose to one more row in their steps."""
+_Decoding = tuple[int, float, float, float, float]
+"""The costs of decoding on a worker: tokens that do not fit, milliseconds until they fit,
+milliseconds of the whole output and of one token now, and the milliseconds that other requests
+lose to one more row in their steps."""
 
-    shortage: int
-    room_ms: float
-    output_ms: float
-    tpot_ms: float
-    delay_ms: float
+
+class _Needs(NamedTuple):
+    """The part of a prompt that a worker lacks: tokens now, tokens when the prompt's turn comes,
+    the pairs that these attend to, and whether blocks may come from a tier or another worker."""
+
+    missing: int
+    recompute: int
+    attended: int
+    may_fetch: bool
 
 
 def exposed_blocks(num_tokens: int, block_size: int) -> int:

@@ -9,6 +9,7 @@ that was slow once is tried again.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from statistics import median
 
 import msgspec
@@ -75,25 +76,32 @@ def pace_of(
 
 
 def unloaded_pace(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> Pace:
-    """The pace of a worker where nothing waits, besides what decoded at its last report."""
-    speed = believed(reported, typical)
-    context = speed.context_tokens / max(1, speed.num_decodes)
-    row_us = speed.per_token_us + speed.per_attended_us * context
-    between_us, room_us = speed.fixed_us, float("inf")
+    """The pace of a worker where nothing waits, besides what decoded at its last report. Its speed
+    is between the reported one and that of a typical worker."""
+    if reported is None or typical is None:
+        speed = typical or GUESS
+        fixed_us, token_us, attended_us = speed.fixed_us, speed.per_token_us, speed.per_attended_us
+    else:
+        speed, tokens = reported, reported.token_trust
+        fixed_us = _mix(typical.fixed_us, speed.fixed_us, speed.step_trust)
+        token_us = _mix(typical.per_token_us, speed.per_token_us, tokens)
+        attended_us = _mix(typical.per_attended_us, speed.per_attended_us, tokens)
+    row_us = token_us + attended_us * (speed.context_tokens / max(1, speed.num_decodes))
+    between_us, room_us = fixed_us, inf
     if speed.num_decodes:
         between_us += row_us * speed.num_decodes
         room_us = max(speed.itl_target_ms * US_PER_MS - between_us, between_us / 4, 1.0)
     return Pace(
-        per_token_us=speed.per_token_us,
-        per_attended_us=speed.per_attended_us,
+        per_token_us=token_us,
+        per_attended_us=attended_us,
         chunk_tokens=max(1, speed.chunk_max_tokens),
         between_us=between_us,
         room_us=room_us,
         wait_ms=0.0,
-        step_ms=speed.fixed_us / US_PER_MS,
-        idle_ms=(speed.fixed_us + speed.per_token_us) / US_PER_MS,
+        step_ms=fixed_us / US_PER_MS,
+        idle_ms=(fixed_us + token_us) / US_PER_MS,
         itl_target_ms=speed.itl_target_ms,
-        fixed_us=speed.fixed_us,
+        fixed_us=fixed_us,
         row_us=row_us,
     )
 
@@ -109,21 +117,6 @@ def under_load(pace: Pace, queued_tokens: int, num_waiting: int, num_decoding: i
         pace.per_token_us, pace.per_attended_us, pace.chunk_tokens, pace.between_us, pace.room_us,
         wait_ms, step_ms, pace.idle_ms, pace.itl_target_ms, pace.fixed_us, pace.row_us,
     )  # fmt: skip
-
-
-def believed(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> WorkerSpeed:
-    """The believed speed of a worker, between its reported speed and that of a typical worker."""
-    if reported is None:
-        return typical or GUESS
-    if typical is None:
-        return GUESS
-    steps, tokens = reported.step_trust, reported.token_trust
-    return msgspec.structs.replace(
-        reported,
-        fixed_us=_mix(typical.fixed_us, reported.fixed_us, steps),
-        per_token_us=_mix(typical.per_token_us, reported.per_token_us, tokens),
-        per_attended_us=_mix(typical.per_attended_us, reported.per_attended_us, tokens),
-    )
 
 
 def trusts(num_steps: int, num_tokens: int, idle_us: int) -> tuple[float, float]:

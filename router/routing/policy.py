@@ -92,10 +92,10 @@ def place(
     if prefillers and not picker.is_certainly_local(here, prefillers):
         begins_ms = min([each.ttft_ms or 0.0 for each in prefillers])
         paired = [e for e in decoders if e.worker_id not in alone] if alone else decoders
-        remote = tuple([costs.remote(each, begins_ms) for each in paired])
+        remote = costs.remote(paired, begins_ms)
         pair = picker.pair(remote, prefillers, pairs)
         if _may_overflow(query) and not (_is_ample(query, pair) or _is_ample(query, here)):
-            idle = tuple([costs.local(each, alone=False) for each in decoders])
+            idle = costs.local(decoders, alone=False)
             spare = picker.spare(idle, here, pair)
     best, other, tie_ms = picker.best(here, pair)
     if spare is not None:
@@ -133,7 +133,7 @@ def place_handover(
     """Choose the decode worker that continues from the KV of `source`; raises as `place` does."""
     costs = Costs(query, matches, pairs)
     loads = decode_loads(query, decode, costs, matches)
-    candidates = tuple([costs.remote(each, 0.0) for each in loads])
+    candidates = costs.remote(loads, 0.0)
     picker = _Picker(query, rng, loads)
     chosen = picker.cheapest(candidates)
     tie_ms = picker.tie_ms(min([each.cost_ms for each in candidates]))
@@ -264,22 +264,23 @@ class _Picker:
             most = max(served)
             near = [each for each, num in zip(near, served, strict=True) if num == most]
         near.sort()  # by name, which is unique
-        *_, sink, source, extra_ms = self._rng.choice(near)
+        _, _, sink, source, extra_ms, _ = self._rng.choice(near)
         return Choice(query, sink, source, extra_ms)
 
     def _near_pairs(
         self, prefill: Sequence[Candidate], decode: Sequence[Candidate], pairs: Pairs
-    ) -> list[tuple[str, str, Candidate, Candidate, float]]:
-        """The pairs that count as the cheapest one: sink, source, and the time that the KV takes
-        longer between them than usually. The candidates are in the order of their costs, so that a
-        pair that is too dear even if its KV moves at once ends the search of its sink."""
+    ) -> list[tuple[str, str, Candidate, Candidate, float, float]]:
+        """The pairs that count as the cheapest one: sink, source, the time that the KV takes longer
+        between them than usually, and their cost. The candidates are in the order of their costs,
+        so that a pair that is too dear even if its KV moves at once ends the search of its sink."""
         query, usual, found = self._query, pairs.usual_ms_per_block or 0.0, []
         least_ms = limit = inf
         in_windows = pairs.in_windows(blocks_of(query))
         sources = [(each.worker_id, each.cost_ms, each) for each in prefill]
         for sink in decode:
+            sink_name, sink_ms = sink.worker_id, sink.cost_ms
             blocks = exposed_blocks(sink.recompute_tokens, query.block_size) + in_windows
-            known, sink_ms, usual_ms = pairs.of_sink(sink.worker_id), sink.cost_ms, blocks * usual
+            known, usual_ms = pairs.of_sink(sink_name), blocks * usual
             for name, source_ms, source in sources:
                 cost_ms, extra_ms, pair = sink_ms + source_ms, 0.0, known.get(name)
                 if cost_ms - usual_ms > limit:
@@ -287,14 +288,12 @@ class _Picker:
                 if pair is not None:
                     extra_ms = pair.transfer_ms(blocks, usual) - usual_ms
                     cost_ms += extra_ms
+                if cost_ms > limit:
+                    continue
                 if cost_ms < least_ms:
                     least_ms, limit = cost_ms, cost_ms + self.tie_ms(cost_ms)
-                found.append((cost_ms, name, sink, source, extra_ms))
-        return [
-            (sink.worker_id, name, sink, source, extra_ms)
-            for cost_ms, name, sink, source, extra_ms in found
-            if cost_ms <= limit
-        ]
+                found.append((sink_name, name, sink, source, extra_ms, cost_ms))
+        return [each for each in found if each[-1] <= limit]
 
     def cheapest(self, candidates: Sequence[Candidate]) -> Candidate:
         """The preferred or cheapest candidate."""

@@ -46,7 +46,7 @@ def candidate(
 ) -> tuple[int, int, float]:
     """Tokens that are missing now, tokens to bring, and the time that takes."""
     tiered = load("d1", host_block_us=host_us, disk_block_us=disk_us)
-    found = Costs(asked, {"d1": match}, Pairs()).local(tiered, alone=True)
+    (found,) = Costs(asked, {"d1": match}, Pairs()).local([tiered], alone=True)
     return found.recompute_tokens, found.fetch_tokens, found.fetch_ms
 
 

@@ -35,7 +35,7 @@ def test_a_fetch_costs_what_moves(windows: tuple[KeptWindow, ...], moved: int) -
     pairs = pairs_of(*windows)
     pairs.observe_fetch("d2", "d1", 20, 0.1 * (20 + pairs.in_windows(20)))
     asked = query(elsewhere=HeldElsewhere("d2", 50, 0))
-    found = Costs(asked, {"d2": PrefixMatch(50, 50)}, pairs).local(load("d1"), alone=True)
+    (found,) = Costs(asked, {"d2": PrefixMatch(50, 50)}, pairs).local([load("d1")], alone=True)
     assert found.fetch_tokens == 50 * BLOCK
     assert found.fetch_ms == pytest.approx(FETCH_MS + 0.1 * moved)
 
@@ -45,8 +45,8 @@ def test_a_handoff_is_measured_by_its_bytes_and_costs_what_no_chunk_hides() -> N
     pairs = pairs_of(WINDOW)
     pairs.observe_handoff("p1", "d1", blocks=63 + 10, num_bytes=113 * BYTES, took_ms=11.3)
     costs, worker = Costs(query(), {}, pairs), load("d1")
-    found = costs.remote(worker, 1000.0)
-    step_ms = costs.local(worker, alone=True).tpot_ms
+    (found,) = costs.remote([worker], 1000.0)
+    step_ms = costs.local([worker], alone=True)[0].tpot_ms
     assert found.handoff_ms == pytest.approx(HANDOFF_MS + step_ms + 0.1 * (32 + 40))
 
 
@@ -55,8 +55,8 @@ def test_what_a_short_computation_does_not_hide_moves_after_it() -> None:
     pairs = pairs_of()
     pairs.observe("p1", "d1", 100, 10.0)
     costs, worker = Costs(query(), {}, pairs), load("d1")
-    late, soon = (costs.remote(worker, begins_ms).handoff_ms for begins_ms in (1000.0, 1.0))
-    step_ms = costs.local(worker, alone=True).tpot_ms
+    late, soon = (costs.remote([worker], begins_ms)[0].handoff_ms for begins_ms in (1000.0, 1.0))
+    step_ms = costs.local([worker], alone=True)[0].tpot_ms
     turns_ms = max(step_ms, 3 * step_ms - 1.0) - step_ms
     assert soon - late == pytest.approx(0.1 * 63 - 1.0 - 0.1 * 32 + turns_ms)
 
@@ -67,7 +67,7 @@ def test_a_request_needs_room_for_its_windows() -> None:
     free = room.blocks_total - needed
     for claimed, lacks in ((free, 0), (free + 1, BLOCK)):
         busy = structs.replace(room, blocks_claimed=claimed)
-        found = Costs(query(), {}, pairs_of(WINDOW)).local(busy, alone=True)
+        (found,) = Costs(query(), {}, pairs_of(WINDOW)).local([busy], alone=True)
         assert found.shortage_tokens == lacks
 
 
