@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from process.number_text import significant
+from process.number_text import exact
 
-COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+_COLOURS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
+_DASHES = ("", "8 3", "2 3")
+_ROUNDING = 1e-9
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 16, 46
 
@@ -33,6 +35,14 @@ class Chart:
     mark: float | None = None
 
 
+def stroke(number: int) -> str:
+    """The attributes of a chart's line with this number; 24 lines differ."""
+    turn, colour = divmod(number, len(_COLOURS))
+    dash = _DASHES[turn % len(_DASHES)]
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'stroke="{_COLOURS[colour]}" stroke-width="2" stroke-linecap="round"{dashed}'
+
+
 def svg(chart: Chart) -> str:
     """The chart as an SVG element."""
     points = [point for line in chart.lines for point in line.points]
@@ -49,9 +59,9 @@ def svg(chart: Chart) -> str:
         *_grid(place, chart),
     ]
     for number, line in enumerate(chart.lines):
-        path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y in line.points)
-        colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
+        shown = line.points if len(line.points) > 1 else [*line.points] * 2  # a lone point: a dot
+        path = " ".join(f"{place.x(x):.1f},{place.y(y):.1f}" for x, y in shown)
+        parts.append(f'<polyline fill="none" {stroke(number)} points="{path}"/>')
     return "".join([*parts, "</svg>"])
 
 
@@ -81,7 +91,8 @@ class _Scale:
         decades = [10.0**number for number in range(first, last + 1)]
         if last - first < 3:
             decades = [each * factor for each in decades for factor in (1, 2, 5)]
-        return [each for each in decades if self.low <= each <= self.high]
+        found = [each for each in decades if self.low <= each <= self.high]
+        return found or round_values(self.low, self.high)
 
 
 def round_values(low: float, high: float) -> list[float]:
@@ -89,8 +100,8 @@ def round_values(low: float, high: float) -> list[float]:
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    first = math.ceil(low / step)
-    return [number * step for number in range(first, math.floor(high / step) + 1)]
+    first, last = math.ceil(low / step - _ROUNDING), math.floor(high / step + _ROUNDING)
+    return [number * step for number in range(first, last + 1)]
 
 
 def _grid(place: _Scale, chart: Chart) -> list[str]:
@@ -99,14 +110,14 @@ def _grid(place: _Scale, chart: Chart) -> list[str]:
     for tick in place.x_ticks():
         x = place.x(tick)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
-        text = escape(significant(tick))
+        text = exact(round(tick, 10))
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
     for value in round_values(0.0, place.top):
         y = place.y(value)
         parts.append(
             f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         )
-        text = escape(significant(value))
+        text = exact(round(value, 10))
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     if chart.mark is not None and place.low <= chart.mark <= place.high:
         x = place.x(chart.mark)

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from simulator.report.charts import COLOURS, Chart, Line, svg
+from simulator.report.charts import Chart, Line, stroke, svg
 from simulator.report.summary import Summary, Targets
 from simulator.report.text import rows
 from simulator.requests import Request
 
 _POINTS = 200
 _STYLE = """
+:root{color-scheme:light dark}
 body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:1180px;padding:0 1rem;
 color:#1f2937;background:#fff}
-h1{font-size:1.4rem}h2{font-size:1rem;margin:0 0 .3rem}
-table{border-collapse:collapse;margin:1rem 0}
-th,td{padding:.25rem .75rem;border-bottom:1px solid #e5e7eb;text-align:right}
-th:first-child,td:first-child{text-align:left;font-weight:normal}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));gap:1.5rem}
+h1{font-size:1.4rem}h2{font-size:1rem;margin:0 0 .3rem}h1,code{overflow-wrap:anywhere}
+.wide{overflow-x:auto}table{border-collapse:collapse;margin:1rem 0}
+th,td{padding:.25rem .75rem;border-bottom:1px solid #e5e7eb;text-align:right;white-space:nowrap}
+th:first-child,td:first-child{text-align:left;font-weight:normal;white-space:normal;
+min-width:min(17em,40vw);position:sticky;left:0;background:inherit}tr{background:#fff}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(440px,100%),1fr));gap:1.5rem}
 figure{margin:0}svg{width:100%;height:auto}svg text{font-size:12px;fill:#4b5563}
 .grid{stroke:#e5e7eb}.mark{stroke:#111827;stroke-dasharray:4 3}
-.key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin:0 .3em 0 1em}
-@media(prefers-color-scheme:dark){body{color:#e5e7eb;background:#111827}
+.key{display:inline-block;margin-right:1.2em}
+.key svg{width:2.2em;height:.8em;margin-right:.4em}
+@media(prefers-color-scheme:dark){body{color:#e5e7eb;background:#111827}tr{background:#111827}
 th,td{border-color:#374151}svg text{fill:#9ca3af}.grid{stroke:#374151}.mark{stroke:#f9fafb}}
 """
 
@@ -33,21 +36,23 @@ def report_page(
     """The page about fleets that served the same trace; `command` made it."""
     summaries = [summary for summary, _ in runs]
     keys = "".join(
-        f'<span class="key" style="background:{COLOURS[number % len(COLOURS)]}"></span>'
-        f"{escape(each.fleet)}"
+        '<span class="key"><svg viewBox="0 0 33 12" aria-hidden="true">'
+        f'<line x2="33" y1="6" y2="6" {stroke(number)}/></svg>{escape(each.fleet)}</span>'
         for number, each in enumerate(summaries)
     )
+    charts = [(chart.title, svg(chart)) for chart in _charts(runs, targets)]
     figures = "".join(
-        f"<figure><h2>{escape(chart.title)}</h2>{svg(chart)}</figure>"
-        for chart in _charts(runs, targets)
+        f"<figure><h2>{escape(title)}</h2>{drawn}</figure>" for title, drawn in charts if drawn
     )
+    if not figures:
+        keys = "No request was served, so there is nothing to draw."
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
         f"<h1>{escape(title)}</h1><p><code>{escape(command)}</code></p>"
         f'{_table(summaries, targets)}<p>{keys}</p><div class="charts">{figures}</div>'
-        "</body></html>\n"
+        "</main></body></html>\n"
     )
 
 
@@ -59,7 +64,10 @@ def _table(summaries: Sequence[Summary], targets: Targets) -> str:
         if any(cells):
             row = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
             body.append(f'<tr><th scope="row">{escape(name)}</th>{row}</tr>')
-    return f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+    return (
+        '<div class="wide" tabindex="0" role="region" aria-label="the numbers of each fleet">'
+        f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+    )
 
 
 def _charts(runs: Sequence[tuple[Summary, Sequence[Request]]], targets: Targets) -> list[Chart]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from simulator.report.charts import Chart, Line, round_values, svg
+from simulator.report.charts import Chart, Line, round_values, stroke, svg
 from simulator.report.page import in_flight
 
 
@@ -28,3 +30,22 @@ def test_a_chart_of_equal_values_and_one_of_none() -> None:
     assert "flat &amp; &lt;odd&gt;" in svg(flat)
     assert "nan" not in svg(flat)
     assert svg(Chart("empty", "ms", [Line("a", [])])) == ""
+
+
+def test_a_lone_point_is_a_dot_on_an_axis_with_numbers() -> None:
+    for log_x in (False, True):
+        drawn = svg(Chart("one", "ms", [Line("a", [(28.2, 1.0)])], log_x))
+        points = re.search(r'stroke-linecap="round" points="(\S+) (\S+)"', drawn)
+        assert points is not None
+        assert points[1] == points[2]
+        assert len(re.findall(r'text-anchor="middle">[\d.]+<', drawn)) >= 2
+
+
+def test_many_lines_differ() -> None:
+    assert len({stroke(number) for number in range(24)}) == 24
+
+
+def test_ticks_are_written_without_trailing_zeros() -> None:
+    drawn = svg(Chart("ticks", "s", [Line("a", [(0.0, 0.6), (20.0, 0.1)])]))
+    ticks = re.findall(r'text-anchor="(?:middle|end)">([\d.,]+)<', drawn)
+    assert ticks == ["0", "5", "10", "15", "20", "0", "0.2", "0.4", "0.6"]

@@ -69,13 +69,20 @@ def test_the_page_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert main([*SPLIT, "--html", str(path)]) == 0
     page = path.read_text()
-    assert page.count("<svg") == 5
+    assert page.count('role="img"') == 5
     assert not re.search(r"https?:|src=|href=|<script|nan", page)
     assert "baton simulate --model Llama-3-8B" in page
 
 
-def test_a_fleet_that_serves_no_request_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SPLIT, "--max-context", "2"]) == 1
+def test_a_fleet_that_serves_no_request_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.html"
+    assert main([*SPLIT, "--max-context", "2", "--html", str(path)]) == 1
+    page = path.read_text()
+    assert "No request was served" in page
+    assert "<svg" not in page
+    assert "<figure" not in page
     printed = capsys.readouterr()
     assert "too long for a worker's context or pool" in printed.out
     assert printed.err == "baton simulate: no request was served\n"
