@@ -27,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the process's exit code."""
     try:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
-    except BrokenPipeError:
-        if _has_reader():  # then another pipe broke
+    except OSError as error:
+        is_read = not isinstance(error, BrokenPipeError) or _has_reader()
+        if _is_output_taken("\n") and is_read:  # then another file or pipe failed
             raise
-        _is_output_taken()
         return 1
     return status if _is_output_taken() else status or 1
 
@@ -44,12 +44,13 @@ def _has_reader() -> bool:
     return not any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def _is_output_taken() -> bool:
-    """Whether standard output takes all that was printed. If not, the rest is dropped, without a
-    word if its reader went away, as `head` does."""
+def _is_output_taken(last: str = "") -> bool:
+    """Whether standard output takes all that was printed, and `last`. If not, the rest is dropped,
+    without a word if its reader went away, as `head` does."""
     if sys.stdout is None:  # it was closed when we started, so nothing was printed
         return True
     try:
+        sys.stdout.write(last)
         sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):

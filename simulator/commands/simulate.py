@@ -88,4 +88,4 @@ def print_wide(table: object) -> None:
     if not console.is_terminal:
         console = Console(width=_WIDE, highlight=False)
     console.print(table)
-    sys.stdout.flush()
+    print(end="", flush=True)  # before what follows on standard error; it may be closed

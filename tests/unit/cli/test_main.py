@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -63,11 +64,23 @@ def test_sigterm_is_success_only_for_what_serves(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
-def test_output_that_cannot_be_written_is_one_line() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_one_line(unbuffered: str) -> None:
     with open("/dev/full", "wb") as full:
-        done = run_into(full.fileno(), "")
+        done = run_into(full.fileno(), unbuffered)
     told = "baton: cannot write to standard output: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_an_error_of_another_file_is_not_taken_for_one_of_the_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def main_of(command: object) -> object:
+        raise OSError(errno.ENOSPC, "of another disk")
+
+    monkeypatch.setattr("cli.commands.Command.load_main", main_of)
+    with pytest.raises(OSError, match="of another disk"):
+        main(["status"])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,12 @@ def test_the_table_names_the_targets(capsys: pytest.CaptureFixture[str]) -> None
     assert "1 prefill + 2 decode" in out
 
 
+def test_a_report_for_a_closed_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in ([], ["--json"]):
+        monkeypatch.setattr("sys.stdout", None)
+        assert main([*SPLIT, *arguments]) == 0
+
+
 def test_policies_are_compared_on_several_cores(capsys: pytest.CaptureFixture[str]) -> None:
     policies = ("--policies", "baton,random")
     assert main([*SPLIT, *policies]) == 0
