@@ -8,7 +8,6 @@ import pytest
 
 from cli.pods.kube_secret import PARTS
 from tests.chart.chart import (
-    Object,
     is_secrets_job,
     notes,
     objects,
@@ -17,25 +16,8 @@ from tests.chart.chart import (
     render,
 )
 from tests.chart.kube_schemas import problems
+from tests.chart.pods import container, pod, release
 from tests.chart.releases import EXTRAS, GPU, MODEL, RELEASES, gpu
-
-
-def pod(values: dict[str, Any], component: str) -> Object:
-    for name, found in pod_templates(objects(values)):
-        if name.endswith(f"-{component}"):
-            spec: Object = found["spec"]
-            return spec
-    raise AssertionError(f"no {component}")
-
-
-def container(values: dict[str, Any], component: str) -> Object:
-    (found,) = pod(values, component)["containers"]
-    return dict(found)
-
-
-def release(name: str) -> list[Object]:
-    (values,) = [each.values for each in RELEASES if each.name == name]
-    return objects(values)
 
 
 def test_validation_finds_a_misspelt_field() -> None:
@@ -113,15 +95,15 @@ def test_conditions_need_a_right_that_is_given_only_if_asked_for() -> None:
         granted = [(rule["resources"], rule["verbs"]) for rule in rules]
         conditions = [(["pods/status"], ["patch"])] if values else []
         assert granted == [(["events"], ["create"]), *conditions]
-        for name, pod in pod_templates(found):
-            args = pod["spec"]["containers"][0].get("args", [])
+        for name, template in pod_templates(found):
+            args = template["spec"]["containers"][0].get("args", [])
             is_told = bool(values) and name.endswith("-decode")
             assert ("--pod-conditions" in args) is is_told, name
 
 
 def test_prefill_is_required_of_decode_workers_only() -> None:
-    for name, pod in pod_templates(objects({"requirePrefill": True})):
-        args = pod["spec"]["containers"][0].get("args", [])
+    for name, template in pod_templates(objects({"requirePrefill": True})):
+        args = template["spec"]["containers"][0].get("args", [])
         assert ("--require-prefill" in args) is name.endswith("-decode"), name
 
 
@@ -215,57 +197,6 @@ def test_extras_reach_all_pods() -> None:
         assert found["spec"]["tolerations"], name
 
 
-def test_planes_without_policies() -> None:
-    """Over TCP the KV plane keeps its policy, and that one then closes no other port."""
-    found = of_kind(release("open"), "NetworkPolicy")
-    assert set(found) == {"kv"}
-    any_peer, kv = found["kv"]["spec"]["ingress"]
-    assert "from" not in any_peer
-    assert {port["port"] for port in any_peer["ports"]} == {7400, 7401, 9400, 9401}
-    assert kv["from"][0]["podSelector"]["matchExpressions"][0]["values"] == ["worker"]
-    rdma = objects(gpu(networkPolicy={"enabled": False}))
-    assert of_kind(rdma, "NetworkPolicy") == {}
-
-
-def test_the_nginx_ingress_lets_streams_pass_and_removes_the_prefix() -> None:
-    (ingress,) = of_kind(release("tls-and-keys"), "Ingress").values()
-    annotations = ingress["metadata"]["annotations"]
-    prefix = "nginx.ingress.kubernetes.io/"
-    assert annotations[prefix + "proxy-buffering"] == "off"
-    assert annotations[prefix + "proxy-read-timeout"] == "630"
-    assert annotations[prefix + "rewrite-target"] == "/$2"
-    assert annotations[prefix + "backend-protocol"] == "HTTPS"
-    (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
-    assert path["path"] == "/llm(/|$)(.*)"
-
-
-def test_the_route_leads_to_the_pool_and_outlasts_requests() -> None:
-    (route,) = of_kind(release("gateway"), "HTTPRoute").values()
-    (rule,) = route["spec"]["rules"]
-    assert rule["backendRefs"][0]["kind"] == "InferencePool"
-    assert rule["timeouts"] == {"request": "630s"}
-    assert rule["filters"][0]["urlRewrite"]["path"]["replacePrefixMatch"] == "/"
-    assert rule["backendRefs"][0].keys() == {"group", "kind", "name", "weight"}, "all defaults"
-    assert {"group", "kind"} <= route["spec"]["parentRefs"][0].keys(), "which tools compare"
-    (pool,) = of_kind(release("gateway"), "InferencePool").values()
-    router = of_kind(release("gateway"), "Deployment")["router"]["spec"]["template"]
-    assert pool["spec"]["selector"]["matchLabels"].items() <= router["metadata"]["labels"].items()
-
-
-def test_only_peers_that_are_named_reach_the_workers_metrics() -> None:
-    prometheus = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
-    for metrics in ([], [prometheus]):
-        found = of_kind(objects({"networkPolicy": {"metrics": metrics}}), "NetworkPolicy")
-        on_workers = [
-            each["spec"]
-            for each in found.values()
-            if each["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "worker"
-        ]
-        rules = [rule for each in on_workers for rule in each["ingress"]]
-        reached = [r for r in rules if {9400, 9401} & {port["port"] for port in r["ports"]}]
-        assert [each["from"] for each in reached] == ([metrics] if metrics else [])
-
-
 def test_probes_have_a_port_of_their_own() -> None:
     pods = [pod for _, pod in pod_templates(objects({}))]
     workers = [c for each in pods for c in each["spec"]["containers"] if c["name"] == "worker"]
@@ -316,28 +247,6 @@ def test_prometheus_needs_no_more_of_a_certificate_s_secret_than_routers_do() ->
         (endpoint,) = monitor["spec"]["endpoints"]
         certificate = {"secret": {"name": "certificate", "key": "tls.crt"}}
         assert endpoint["tlsConfig"] == {"serverName": name, "ca": certificate}
-
-
-@pytest.mark.parametrize(
-    ("values", "path"),
-    [
-        ({}, None),
-        ({"ingress": {"enabled": True}}, None),
-        ({"ingress": {"enabled": True, "path": "/llm/", "controller": "nginx"}}, "/llm"),
-        ({"httpRoute": {"enabled": True, "path": "/a/b", "parentRefs": [{"name": "g"}]}}, "/a/b"),
-        (
-            {
-                "ingress": {"enabled": True, "path": "/llm", "controller": "nginx"},
-                "router": {"settings": {"root_path": "/other"}},
-            },
-            "/other",
-        ),
-    ],
-)
-def test_routers_know_the_path_under_which_clients_see_them(values, path: str | None) -> None:
-    args = container(values, "router")["args"]
-    given = [each for each in args if each.startswith("--root-path=")]
-    assert given == ([] if path is None else [f"--root-path={path}"])
 
 
 @pytest.mark.parametrize(
@@ -396,50 +305,6 @@ def test_a_pool_s_pods_can_have_to_stay_ready_for_a_while() -> None:
     deployments = of_kind(objects({"pools": pools}), "Deployment")
     assert deployments["decode"]["spec"]["minReadySeconds"] == 10
     assert "minReadySeconds" not in deployments["prefill"]["spec"]
-
-
-def test_ports_name_their_protocol() -> None:
-    """Server-side apply needs it: it is part of the key of a list of ports."""
-    for found in release("everything"):
-        if found["kind"] == "Service":
-            assert all("protocol" in port for port in found["spec"]["ports"])
-    for _, found in pod_templates(release("everything")):
-        ports = [port for each in found["spec"]["containers"] for port in each.get("ports", [])]
-        assert all("protocol" in port for port in ports)
-
-
-OWN_HOSTS = ["demo-baton", *(f"demo-baton.ai{end}" for end in ("", ".svc", ".svc.cluster.local"))]
-
-
-@pytest.mark.parametrize(
-    ("values", "hosts"),
-    [
-        ({}, OWN_HOSTS),
-        ({"ingress": {"enabled": True, "host": "llm.example"}}, [*OWN_HOSTS, "llm.example"]),
-        (
-            {
-                "httpRoute": {
-                    "enabled": True,
-                    "parentRefs": [{"name": "gateway"}],
-                    "hostnames": ["*.llm.example"],
-                },
-                "router": {"settings": {"allowed_hosts": ["lb.example"]}},
-            },
-            [*OWN_HOSTS, "*.llm.example", "lb.example"],
-        ),
-        ({"router": {"apiKeys": {"enabled": True}}}, None),
-        ({"router": {"env": [{"name": "BATON_API_KEYS", "value": "k" * 20}]}}, None),
-        (
-            {"router": {"apiKeys": {"enabled": True}, "settings": {"allowed_hosts": ["a", "b"]}}},
-            ["a", "b"],
-        ),
-    ],
-)
-def test_routers_without_keys_answer_under_the_releases_names(values, hosts) -> None:
-    router = {"apiKeys": {"enabled": False}} | values.get("router", {})
-    args = container(values | {"router": router}, "router")["args"]
-    given = [each.partition("=")[2].split(",") for each in args if "allowed-hosts" in each]
-    assert given == ([] if hosts is None else [hosts])
 
 
 def test_tiers_have_memory_a_limited_volume_and_the_flags_of_both() -> None:

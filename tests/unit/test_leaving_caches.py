@@ -10,16 +10,21 @@ import pytest
 
 from protocol.handoff_messages import CacheAsk, CachedPrefix, CacheOffer, KvFetch
 from protocol.layout import KvGroup
-from tests.layouts import windowed_layout
 from tests.unit.fake_model import BLOCK
+from tests.unit.leaving_workers import (
+    POOL,
+    computes,
+    drain,
+    has_ended,
+    prompt_of,
+    run_until_ended,
+    talk,
+)
 from tests.unit.test_fetches import until
-from tests.unit.worker_fleet import Request, WorkerFleet, peer_of
-from tests.unit.worker_harness import LANDING_S, Bench
+from tests.unit.worker_fleet import Request, WorkerFleet
+from tests.unit.worker_harness import LANDING_S
 from worker.counters import Count
 from worker.inbound.leaving_cache import QUIET_S
-from worker.served_fetches import ServedFetches
-
-POOL = 64
 
 
 @pytest.fixture
@@ -31,71 +36,6 @@ def fleet() -> Iterator[WorkerFleet]:
         assert bench.scheduler.blocks.num_pinned == 0, bench.name
         assert bench.sink.num_open == 0
     made.close()
-
-
-@pytest.fixture
-def windowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFleet]:
-    """Workers whose layers keep windows that reach back two and four blocks."""
-    monkeypatch.setattr("worker.served_fetches.SERVE_SHARE", 1.0)
-    made = WorkerFleet((1, 3, 1), (POOL, POOL), layout=windowed_layout(BLOCK, 9, 17))
-    yield made
-    for bench in made.workers.values():
-        assert bench.scheduler.pools.num_used == 0, bench.name
-        assert not bench.model.strays
-        assert bench.sink.num_open == 0
-        bench.scheduler.pools.check()
-    made.close()
-
-
-def talk(
-    fleet: WorkerFleet, name: str, prompt: list[int], d: str = "d2", p: str | None = None
-) -> Request:
-    """A conversation's turn, on a decode worker alone unless a prefill worker is named."""
-    request = Request(name, fleet.routers[0], prompt, 2, 0, False)
-    fleet.ask(request, p, d)
-    for _ in range(30):
-        fleet.round()
-        if request.outcome and fleet.is_idle():
-            break
-    assert request.outcome == "done", fleet.describe()
-    return request
-
-
-def prompt_of(first: int, num_blocks: int) -> list[int]:
-    return [first, *[(3 * i + first) % 11 for i in range(num_blocks * BLOCK)]]
-
-
-def drain(fleet: WorkerFleet, name: str, *takers: str) -> Bench:
-    """The worker is told to stop; these others are ready."""
-    for each in takers:
-        fleet.workers[name].peers.others.append(peer_of(each))
-        fleet.workers[each].peers.others.append(peer_of(name))
-    leaver = fleet.workers[name]
-    leaver.stop.request()
-    assert not has_ended(leaver), "it announces the drain"
-    return leaver
-
-
-def has_ended(bench: Bench) -> bool:
-    role = bench.role  # type: ignore[attr-defined]
-    return bench.host.lifecycle.is_finished(role.num_jobs)
-
-
-def run_until_ended(fleet: WorkerFleet, bench: Bench) -> None:
-    for _ in range(60):
-        fleet.clock.now += 0.02
-        fleet.round()
-        fleet.check_blocks()
-        if has_ended(bench):
-            return
-    raise AssertionError(f"it stays: {fleet.describe()}")
-
-
-def computes(fleet: WorkerFleet, d: str, prompt: list[int]) -> int:
-    """How many tokens of a prompt a worker computes."""
-    before = fleet.workers[d].counter(Count.PREFILL_TOKENS)
-    talk(fleet, f"again on {d}: {len(fleet.requests)}", prompt, d)
-    return fleet.workers[d].counter(Count.PREFILL_TOKENS) - before
 
 
 @pytest.mark.parametrize("name", ["d2", "p1"])
@@ -396,70 +336,6 @@ def test_a_taker_whose_view_of_the_fleet_is_older_than_the_offer_looks_again(
     assert taker.counter(Count.TAKEN_BLOCKS) == 5
 
 
-@pytest.mark.parametrize("num_blocks", [1, 3, 5, 12, 30])
-def test_what_windows_see_from_the_end_of_a_conversation_moves_with_it(
-    windowed: WorkerFleet, num_blocks: int
-) -> None:
-    """A part has at most sixteen blocks."""
-    prompt = prompt_of(1, num_blocks)
-    talk(windowed, "one", prompt)
-    sent = windowed.workers["d2"].counter(Count.BLOCKS_SENT)
-    leaver = drain(windowed, "d2", "d3")
-    run_until_ended(windowed, leaver)
-    moved = num_blocks + min(2, num_blocks) + min(4, num_blocks)
-    assert leaver.counter(Count.BLOCKS_SENT) - sent == moved
-    assert computes(windowed, "d3", [*prompt, 7]) == 2
-
-
-def test_a_taker_that_has_all_but_the_windows_gets_them(windowed: WorkerFleet) -> None:
-    prompt = prompt_of(1, 12)
-    for name in ("d2", "d3"):
-        talk(windowed, f"on {name}", prompt, name)
-    for manager in windowed.workers["d3"].scheduler.pools.managers[1:]:
-        manager.clear_cache()
-    run_until_ended(windowed, drain(windowed, "d2", "d3"))
-    assert windowed.workers["d3"].counter(Count.TAKEN_BLOCKS) == 4
-    assert computes(windowed, "d3", [*prompt, 7]) == 2
-
-
-def test_what_no_window_can_end_stays_behind(windowed: WorkerFleet) -> None:
-    prompt = prompt_of(1, 12)
-    talk(windowed, "one", prompt)
-    windowed.workers["d2"].scheduler.pools.managers[2].clear_cache()
-    leaver = drain(windowed, "d2", "d3")
-    run_until_ended(windowed, leaver)
-    assert leaver.counter(Count.SERVED_BLOCKS) == 0
-
-
-def test_windows_may_be_more_than_a_holder_serves_at_a_time(
-    windowed: WorkerFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.served_fetches.SERVE_SHARE", 1 / 32)
-    prompt = prompt_of(1, 5)
-    talk(windowed, "one", prompt)
-    run_until_ended(windowed, drain(windowed, "d2", "d3"))
-    assert computes(windowed, "d3", [*prompt, 7]) == 2
-
-
-def test_a_holder_that_is_busy_with_an_end_is_asked_until_it_is_not(
-    windowed: WorkerFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However often the holder says so: what never came takes none of the taker's room."""
-    fits, num_busy = ServedFetches._fits, 0
-
-    def fit_later(served: ServedFetches, found: list[list[int]]) -> bool:
-        nonlocal num_busy
-        num_busy += any(found[1:])
-        return num_busy > 15 and fits(served, found)
-
-    prompt = prompt_of(1, 4)
-    talk(windowed, "one", prompt)
-    monkeypatch.setattr(ServedFetches, "_fits", fit_later)
-    run_until_ended(windowed, drain(windowed, "d2", "d3"))
-    assert num_busy > 15
-    assert computes(windowed, "d3", [*prompt, 7]) == 2
-
-
 def test_a_cache_that_cannot_move_is_offered_to_nobody_with_one_line(
     fleet: WorkerFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -470,29 +346,3 @@ def test_a_cache_that_cannot_move_is_offered_to_nobody_with_one_line(
     run_until_ended(fleet, drain(fleet, "d2", "d3"))
     line = "no worker is offered the cached blocks: all layers keep windows"
     assert caplog.messages == [line]
-
-
-@pytest.mark.parametrize("how", ["dies", "gets no room", "is busy for ever"])
-def test_a_conversation_with_windows_that_cannot_move_holds_nothing_up(
-    windowed: WorkerFleet, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk(windowed, "one", prompt_of(1, 12))
-    taker = windowed.workers["d3"]
-    if how == "is busy for ever":
-        monkeypatch.setattr("worker.served_fetches.ServedFetches._fits", lambda *_: False)
-        monkeypatch.setattr("worker.inbound.taken_caches.MOST_BUSY", 5)
-    running = taker.scheduler.blocks.allocate(2 * POOL - 8) if how == "gets no room" else []
-    leaver = drain(windowed, "d2", "d3")
-    if how == "dies":
-        until(windowed, "d3", KvFetch)
-        windowed.kill("d2")
-        windowed.round()
-        windowed.check_blocks()
-        windowed.clock.now += LANDING_S
-        windowed.round()
-    for _ in range(60):
-        windowed.clock.now += 0.03
-        windowed.round()
-    assert how == "dies" or has_ended(leaver)
-    taker.scheduler.blocks.release(running)
-    assert taker.scheduler.pools.num_used == 0

@@ -19,15 +19,11 @@ from protocol.messages import FinishReason
 from tests.effort import some
 from tests.garbage import GARBAGE, keys_of, spoil
 from tests.unit.router.fake_worker import WAIT_S, FakeWorker
-from tests.unit.router_process.test_main import (  # noqa: F401 - fixtures
+from tests.unit.router_process.running_router import (
     COMPLETION,
     RouterProcess,
-    cluster,
     healthy,
-    router,
     serve,
-    valkey,
-    worker,
 )
 
 GOOD_ROW = {
@@ -68,10 +64,10 @@ async def tell(store: redis.Redis, fleet: str, client: httpx.AsyncClient) -> Non
 
 @pytest.mark.parametrize("router", [["--responses-store"]], indirect=True)
 async def test_streams_go_on_whatever_the_store_holds(
-    router: RouterProcess,  # noqa: F811
-    worker: FakeWorker,  # noqa: F811
-    valkey: EmbeddedValkey,  # noqa: F811
-    cluster: str,  # noqa: F811
+    router: RouterProcess,
+    worker: FakeWorker,
+    valkey: EmbeddedValkey,
+    cluster: str,
 ) -> None:
     client = router.client
     await healthy(client)

@@ -18,16 +18,12 @@ from router.routing.sent_requests import SentRequest, SentRequests, decode, enco
 from router_process.parts import assemble, board_of
 from router_process.settings import RouterSettings
 from tests.unit.router.fake_worker import WAIT_S, FakeWorker
-from tests.unit.router_process.test_main import (  # noqa: F401 - fixtures
+from tests.unit.router_process.running_router import (
     COMPLETION,
     RouterProcess,
-    cluster,
     healthy,
     registered,
-    router,
     serve,
-    valkey,
-    worker,
 )
 
 ID = b"another one."
@@ -60,10 +56,10 @@ async def next_message(channel: redis.client.PubSub) -> bytes:
 
 
 async def test_a_router_avoids_a_worker_to_which_another_has_sent_much(
-    router: RouterProcess,  # noqa: F811
-    worker: FakeWorker,  # noqa: F811
-    valkey: EmbeddedValkey,  # noqa: F811
-    cluster: str,  # noqa: F811
+    router: RouterProcess,
+    worker: FakeWorker,
+    valkey: EmbeddedValkey,
+    cluster: str,
 ) -> None:
     """It also publishes the request that it has sent itself."""
     with redis.Redis.from_url(valkey.url) as store, store.pubsub() as channel:
@@ -86,8 +82,8 @@ async def test_a_router_avoids_a_worker_to_which_another_has_sent_much(
 
 
 async def test_the_rank_of_a_router_is_the_number_of_others_with_smaller_ids(
-    valkey: EmbeddedValkey,  # noqa: F811
-    cluster: str,  # noqa: F811
+    valkey: EmbeddedValkey,
+    cluster: str,
 ) -> None:
     settings = RouterSettings(
         model="unused", redis_url=valkey.url, cluster=cluster, cluster_secret=secrets.token_hex(16)
@@ -109,5 +105,5 @@ async def test_the_rank_of_a_router_is_the_number_of_others_with_smaller_ids(
             await asyncio.gather(running, return_exceptions=True)
 
 
-async def fleet(router: RouterProcess) -> dict:  # noqa: F811
+async def fleet(router: RouterProcess) -> dict:
     return (await router.client.get("/fleet")).json()

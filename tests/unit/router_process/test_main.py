@@ -4,136 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import socket
-import sys
-import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import zmq.asyncio
 
 from checkpoint.texts_fingerprint import texts_fingerprint
-from cli.child import Child
-from process.sockets.encrypted_sockets import Network
 from process.store.embedded_valkey import EmbeddedValkey
-from process.store.worker_lease import WorkerLease
-from protocol.messages import Abort, FinishReason, Generate, Role
-from router_process.main import main
-from tests.forked import KNOWN_CHECKPOINT, ForkedChild
-from tests.unit.router.fake_worker import SECRET, WAIT_S, FakeWorker
+from protocol.messages import Abort, FinishReason
+from tests.unit.router.fake_worker import WAIT_S, FakeWorker
+from tests.unit.router_process.running_router import (
+    COMPLETION,
+    RouterProcess,
+    healthy,
+    registered,
+    serve,
+)
 
 END = b"\n\n"
 END_ID = 1
 """The checkpoint's end of text."""
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[EmbeddedValkey]:
-    with EmbeddedValkey() as running:
-        yield running
-
-
-@pytest.fixture
-def cluster() -> str:
-    return f"test-{uuid.uuid4().hex}"
-
-
-@dataclass
-class RouterProcess:
-    process: Child
-    client: httpx.AsyncClient
-    log: Path
-
-    was_told: bool = False
-
-    def tell_to_stop(self) -> None:
-        """Once: a second signal would end it at once."""
-        if not self.was_told and self.process.is_running():
-            self.was_told = True
-            self.process.signal(signal.SIGTERM)
-
-    async def stop(self) -> int | None:
-        self.tell_to_stop()
-        return await self.ended()
-
-    async def ended(self) -> int | None:
-        """Its exit status, once it has ended."""
-        assert await asyncio.to_thread(self.process.wait, WAIT_S), self.log.read_text()
-        return self.process.exit_status()
-
-
-def fork(log: Path, *flags: str, **environment: str) -> Child:
-    command = [sys.executable, "-m", "router_process.main", *flags]
-    child = ForkedChild("router", Role.ROUTER, command, {**os.environ, **environment}, log)
-    child.start()
-    return child
-
-
-@pytest.fixture
-async def router(
-    valkey: EmbeddedValkey,
-    checkpoint: Path,
-    tmp_path: Path,
-    cluster: str,
-    request: pytest.FixtureRequest,
-) -> AsyncIterator[RouterProcess]:
-    """A router on a free port, in a cluster of its test's own; parametrised by its flags."""
-    log, port_file = tmp_path / "log", tmp_path / "port"
-    process = fork(
-        log,
-        f"--model={checkpoint}",
-        "--port=0",
-        f"--port-file={port_file}",
-        f"--cluster={cluster}",
-        *getattr(request, "param", ["--shutdown-grace-s=20"]),
-        BATON_REDIS_URL=valkey.url,
-        BATON_CLUSTER_SECRET=SECRET,
-        **{KNOWN_CHECKPOINT: str(checkpoint)},
-    )
-    async with asyncio.timeout(WAIT_S):
-        while not port_file.exists():
-            assert process.is_running(), log.read_text()
-            await asyncio.sleep(0.02)
-    url = f"http://127.0.0.1:{int(port_file.read_text())}"
-    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
-        running = RouterProcess(process, client, log)
-        yield running
-        await running.stop()
-    assert f"listening on {url}" in log.read_text()
-    assert "Traceback" not in log.read_text()
-
-
-@asynccontextmanager
-async def registered(valkey: EmbeddedValkey, cluster: str, **info) -> AsyncIterator[FakeWorker]:
-    """A decode worker in the cluster of `router`."""
-    network = Network(SECRET, zmq.asyncio.Context())
-    made = FakeWorker(network, role=Role.DECODE, **info)
-    lease = WorkerLease(valkey.url, cluster, made.info, WAIT_S)
-    lease.start()
-    yield made
-    await asyncio.to_thread(lease.close)
-    await made.close()
-    network.close()
-
-
-@pytest.fixture
-async def worker(valkey: EmbeddedValkey, cluster: str) -> AsyncIterator[FakeWorker]:
-    """The first decode worker."""
-    async with registered(valkey, cluster, worker_id="d1", max_context=123) as made:
-        yield made
-
-
-async def healthy(client: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while (await client.get("/health")).status_code != 200:
-            await asyncio.sleep(0.02)
 
 
 async def closed(url: httpx.URL) -> None:
@@ -166,16 +58,6 @@ async def ended_trace(client: httpx.AsyncClient, request_id: str) -> dict[str, A
         ] == "running":
             await asyncio.sleep(0.02)
     return trace
-
-
-async def serve(worker: FakeWorker, token_ids: list[int], **fields) -> Generate:
-    """The first tokens of the next request: an answer begins with them, not before."""
-    leg = await worker.received.next(Generate)
-    worker.tokens(leg, 0, token_ids, **fields)
-    return leg
-
-
-COMPLETION = {"model": "model", "prompt": "Hello world", "max_tokens": 3, "stream": True}
 
 
 async def test_before_any_worker_it_says_why_and_shows_the_fleet(router: RouterProcess) -> None:
@@ -373,92 +255,3 @@ async def test_a_stopping_router_aborts_whole_answers_that_are_not_finished(
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "generation_failed"
     assert await router.stop() == 0
-
-
-GOOD = {"BATON_REDIS_URL": "redis://127.0.0.1:1", "BATON_CLUSTER_SECRET": SECRET}
-
-
-def exit_status(*flags: str) -> object:
-    """Of the command, which runs in this process: so many imports would cost their time."""
-    try:
-        return main(flags)
-    except SystemExit as end:
-        return end.code
-
-
-@pytest.mark.parametrize(
-    ("flags", "environment", "told"),
-    [
-        ((), {}, "redis_url is required"),
-        ((), {"BATON_REDIS_URL": "redis://127.0.0.1:1"}, "cluster_secret is required"),
-        (("--prot=1",), GOOD, "flag --prot: unknown; did you mean --port?"),
-        (("--model=/no/such/folder",), GOOD, "there is no folder"),
-        (("--model=/", "--port=0"), GOOD, "tokenizer.json is missing"),
-    ],
-)
-def test_what_an_operator_gets_wrong_is_one_line(
-    checkpoint: Path,
-    flags: tuple[str, ...],
-    environment: dict[str, str],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("router_process.main.setup_logs", lambda *arguments: None)
-    for name, value in ({"BATON_MODEL": str(checkpoint)} | environment).items():
-        monkeypatch.setenv(name, value)
-    assert exit_status(*flags) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("baton router: ")
-    assert told in line
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (("--port-file=/no/such/file", "--port=0"), "port file /no/such/file cannot be written"),
-        (("--port={taken}",), "127.0.0.1 port {taken}: "),
-    ],
-)
-async def test_what_is_wrong_with_its_port_ends_the_process_with_one_line(
-    tmp_path: Path, checkpoint: Path, flags: tuple[str, ...], told: str
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        taken = listener.getsockname()[1]
-        given = [each.format(taken=taken) for each in flags]
-        process = fork(tmp_path / "log", f"--model={checkpoint}", *given, **GOOD)
-        assert await asyncio.to_thread(process.wait, WAIT_S)
-    assert process.exit_status() == 2
-    lines = (tmp_path / "log").read_text().splitlines()
-    assert lines[-1].startswith("baton router: ")
-    assert told.format(taken=taken) in lines[-1]
-    assert not any("Traceback" in line for line in lines)
-
-
-async def test_a_store_that_refuses_the_password_ends_the_process_with_one_line(
-    valkey: EmbeddedValkey, checkpoint: Path, tmp_path: Path
-) -> None:
-    log, where = tmp_path / "log", f"127.0.0.1:{valkey.port}"
-    process = fork(
-        log, f"--model={checkpoint}", "--port=0", BATON_CLUSTER_SECRET=SECRET,
-        BATON_REDIS_URL=f"redis://:no-password@{where}",
-    )  # fmt: skip
-    assert await asyncio.to_thread(process.wait, WAIT_S), log.read_text()
-    assert process.exit_status() == 2
-    *_, last = log.read_text().splitlines()
-    assert last.startswith(f"baton router: redis_url redis://{where}: the store refuses it")
-    assert "Traceback" not in log.read_text()
-    assert "no-password" not in log.read_text()
-
-
-async def test_help_names_every_setting_with_its_unit_and_needs_no_torch() -> None:
-    code = "import sys; from router_process.main import main; assert 'torch' not in sys.modules; "
-    code += "main(['--help'])"
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE
-    )
-    shown, _ = await process.communicate()
-    text = " ".join(shown.decode().split())
-    assert process.returncode == 0
-    assert "--local-prefill-threshold-tokens TOKENS" in text
-    assert "env: BATON_RETRY_BACKOFF_MS" in text

@@ -1,8 +1,7 @@
-"""Reading config.json and generation_config.json in both of transformers' spellings."""
+"""Reading config.json in both of transformers' spellings."""
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -10,57 +9,24 @@ from typing import Any
 
 import pytest
 
-from checkpoint.generation_config import GenerationConfig, load_generation_config
 from checkpoint.json_keys import JsonKeys
 from engine.checkpoint.config import load_model_config, parse_model_config
-from engine.checkpoint.rope_config import ROPE_KINDS, RopeConfig
+from engine.checkpoint.rope_config import RopeConfig
 from engine.models.architectures import ARCHITECTURES, MODEL_TYPES
 from protocol.errors import ModelLoadError
 from protocol.layout import KvLayout
-
-BASE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-}
-EXPERTS: dict[str, Any] = {
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-}
-"""Of mixtures."""
-LATENT: dict[str, Any] = {
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
-}
-MAMBA = {
-    "hybrid_override_pattern": "M-*-",
-    "mamba_num_heads": 4,
-    "mamba_head_dim": 8,
-    "n_groups": 2,
-    "ssm_state_size": 8,
-    "conv_kernel": 4,
-}
-WITHOUT = "(left out)"
-
-
-def parse(**changes: Any):
-    values = {key: value for key, value in (BASE | changes).items() if value is not WITHOUT}
-    return parse_model_config(JsonKeys(values, "config.json"))
-
-
-def qwen(name: str = "Qwen2", **changes: Any):
-    return parse(architectures=[f"{name}ForCausalLM"], head_dim=8, **changes)
+from tests.unit.engine.checkpoint.configs import (
+    BASE,
+    EXPERTS,
+    FULL,
+    LATENT,
+    MAMBA,
+    SLIDING,
+    WITHOUT,
+    parse,
+    qwen,
+    write,
+)
 
 
 def test_the_plain_keys():
@@ -205,9 +171,6 @@ def test_mistrals_window_holds_for_every_layer(changes, expected):
     assert parse(architectures=["MistralForCausalLM"], **changes).sliding_windows == expected
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-
 @pytest.mark.parametrize("name", ["Qwen2", "Qwen3"])
 @pytest.mark.parametrize(
     ("changes", "expected"),
@@ -240,177 +203,6 @@ def test_llama_has_no_window():
     assert qwen("IQuestCoder", **unused).sliding_windows == (None,) * 4
 
 
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-
-
-@pytest.mark.parametrize("kind_key", ["rope_type", "type"])
-@pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ({"kind": "default"}, {"kind": "default"}),
-        ({"kind": "linear", "factor": 2}, {"kind": "linear", "factor": 2.0}),
-        ({"kind": "dynamic", "factor": 2.5}, {"kind": "dynamic", "factor": 2.5}),
-        (
-            {"kind": "llama3", **LLAMA3, "original_max_position_embeddings": 512},
-            {"kind": "llama3", **LLAMA3, "original_max_position_embeddings": 512},
-        ),
-        ({"kind": "yarn", "factor": 4.0}, {"kind": "yarn", "factor": 4.0}),
-        (
-            {"kind": "yarn", "original_max_position_embeddings": 512},
-            {"kind": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
-        ),
-        (
-            {
-                "kind": "yarn",
-                "factor": 4.0,
-                "attention_factor": 1.2,
-                "beta_fast": 16,
-                "beta_slow": 2,
-                "mscale": 0.7,
-                "mscale_all_dim": 0.0,
-                "truncate": False,
-            },
-            {
-                "kind": "yarn",
-                "factor": 4.0,
-                "attention_factor": 1.2,
-                "beta_fast": 16.0,
-                "beta_slow": 2.0,
-                "mscale": 0.7,
-                "truncate": False,
-            },
-        ),
-        (
-            {"kind": "telechat3-yarn", "factor": 8, "attention_factor": 1.2, "beta_fast": 16},
-            {"kind": "yarn", "factor": 8.0, "attention_factor": 1.2, "beta_fast": 16.0},
-        ),
-        ({"kind": "telechat3-yarn"}, {"kind": "yarn", "attention_factor": 1.0}),
-        (
-            {"kind": "yarn", "factor": 4.0, "attn_factor": 0.5},
-            {"kind": "yarn", "factor": 4.0, "attention_factor": 0.5 * (1 + 0.1 * math.log(4.0))},
-        ),
-        (
-            {"kind": "yarn", "factor": 4.0, "attn_factor": 0.5, "attention_factor": 1.2},
-            {"kind": "yarn", "factor": 4.0, "attention_factor": 1.2},
-        ),
-    ],
-    ids=str,
-)
-def test_rope_in_both_spellings(kind_key, spelling, table, expected):
-    table = {kind_key if key == "kind" else key: value for key, value in table.items()}
-    if spelling == "rope_scaling":
-        config = parse(rope_scaling=table, rope_theta=5000)
-    else:
-        config = parse(rope_parameters={"rope_theta": 5000.0, **table})
-    defaults = {
-        "theta": 5000.0,
-        "max_position_embeddings": 2048,
-        "original_max_position_embeddings": 2048,
-    }
-    assert config.rope == RopeConfig(**(defaults | expected))
-
-
-def test_files_that_carry_both_spellings():
-    config = parse(
-        rope_theta=5000,
-        rope_scaling=None,
-        rope_parameters={"rope_type": "default", "rope_theta": 5000},
-    )
-    assert config.rope == RopeConfig("default", 5000.0, 2048, 2048)
-
-
-def test_the_original_context_may_stand_beside_the_table():
-    table = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 7}
-    rope = parse(rope_scaling=table, original_max_position_embeddings=99).rope
-    assert rope.original_max_position_embeddings == 99
-
-
-ERRORS: list[tuple[dict[str, Any], list[str]]] = [
-    *[
-        ({key: WITHOUT}, [f"'{key}'", "missing"])
-        for key in sorted(BASE.keys() - {"num_key_value_heads"})
-    ],
-    ({"architectures": ["GPT2LMHeadModel"]}, ["'GPT2LMHeadModel'", *ARCHITECTURES]),
-    ({"architectures": []}, ["'architectures'", "[]"]),
-    ({"architectures": WITHOUT}, ["'architectures' is missing", "None", *MODEL_TYPES]),
-    ({"architectures": WITHOUT, "model_type": "gpt2"}, ["'gpt2'", *MODEL_TYPES]),
-    ({"clip_qkv": 8.0}, ["'clip_qkv'"]),
-    (
-        {"architectures": ["IQuestCoderForCausalLM"], "use_sliding_window": True},
-        ["'use_sliding_window'", "false or absent", "true"],
-    ),
-    ({"architectures": "LlamaForCausalLM"}, ["'architectures'"]),
-    ({"architectures": ["MistralForCausalLM"], "num_key_value_heads": WITHOUT}, ["num_key_value"]),
-    ({"architectures": ["Qwen3ForCausalLM"]}, ["'head_dim'", "missing"]),
-    ({"num_hidden_layers": 0}, ["'num_hidden_layers'", "at least 1", "0"]),
-    ({"vocab_size": "many"}, ["'vocab_size'", '"many"']),
-    ({"hidden_size": True}, ["'hidden_size'", "true"]),
-    ({"hidden_size": 60.5}, ["'hidden_size'", "60.5"]),
-    ({"hidden_size": 60}, ["'hidden_size'", "num_attention_heads (8)", "60"]),
-    ({"num_key_value_heads": 3}, ["'num_key_value_heads'", "(8)", "3"]),
-    ({"head_dim": 7}, ["'head_dim'", "even", "7"]),
-    ({"rms_norm_eps": -1}, ["'rms_norm_eps'", "-1"]),
-    ({"rms_norm_eps": float("nan")}, ["'rms_norm_eps'", "NaN"]),
-    ({"hidden_act": "relu6"}, ["'hidden_act'", "silu", "gelu", '"relu6"']),
-    ({"dtype": "float8_e4m3fn"}, ["'dtype'", "bfloat16", "float8_e4m3fn"]),
-    ({"torch_dtype": 16}, ["'torch_dtype'", "16"]),
-    ({"tie_word_embeddings": "yes"}, ["'tie_word_embeddings'", "true or false"]),
-    ({"eos_token_id": [1, "x"]}, ["'eos_token_id'"]),
-    ({"eos_token_id": -1}, ["'eos_token_id'", "-1"]),
-    ({"quantization_config": {"bits": 4}}, ["quantization_config", "'quant_method'"]),
-    ({"rope_theta": 0}, ["'rope_theta'", "0"]),
-    ({"rope_scaling": "yarn"}, ["'rope_scaling'", "an object"]),
-    ({"rope_scaling": {"rope_type": "longrope"}}, ["'longrope'", *ROPE_KINDS]),
-    ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "'factor'", "missing"]),
-    ({"rope_scaling": {"type": "dynamic", "factor": "2"}}, ["'factor'", '"2"']),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["'low_freq_factor'"]),
-    (
-        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0}},
-        ["'high_freq_factor'", "low_freq_factor"],
-    ),
-    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["per layer type"]),
-    ({"partial_rotary_factor": 0.5}, ["'partial_rotary_factor'", "0.5"]),
-    (
-        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
-        ["'partial_rotary_factor'", "0.25"],
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), ERRORS, ids=[str(e[0])[:60] for e in ERRORS])
-def test_errors_name_the_key_and_what_is_supported(changes, words):
-    with pytest.raises(ModelLoadError) as raised:
-        parse(**changes)
-    message = str(raised.value)
-    assert "\n" not in message
-    assert message.startswith("config.json")
-    for word in words:
-        assert word in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"layer_types": [FULL] * 3}, ["'layer_types'", "(4)"]),
-        ({"layer_types": ["chunked_attention"] * 4}, ["'layer_types'", SLIDING]),
-        ({"layer_types": [SLIDING] * 4}, ["'layer_types'", "use_sliding_window"]),
-        ({"use_sliding_window": True, "sliding_window": 0}, ["'sliding_window'", "0"]),
-    ],
-    ids=str,
-)
-def test_errors_of_windows(changes, words):
-    with pytest.raises(ModelLoadError) as raised:
-        qwen("Qwen2", **changes)
-    for word in words:
-        assert word in str(raised.value)
-
-
-def write(folder, name: str, value: Any) -> None:
-    text = value if isinstance(value, str) else json.dumps(value)
-    (folder / name).write_text(text, encoding="utf-8")
-
-
 def test_end_of_text_ids_are_the_generation_configs_where_it_has_any(tmp_path):
     write(tmp_path, "config.json", BASE | {"eos_token_id": 3})
     assert load_model_config(tmp_path).eos_token_ids == (3,)
@@ -425,47 +217,6 @@ def test_mistral_s_own_form_is_named(tmp_path):
     expected = r"config\.json is missing; the folder has Mistral's own form \(params\.json\)"
     with pytest.raises(ModelLoadError, match=expected):
         load_model_config(tmp_path)
-
-
-def test_generation_config(tmp_path):
-    assert load_generation_config(tmp_path) == GenerationConfig()
-    values = {
-        "do_sample": True,
-        "temperature": 0.6,
-        "top_k": 20,
-        "top_p": 0.95,
-        "min_p": 0,
-        "repetition_penalty": 1.05,
-        "transformers_version": "4.51.0",
-    }
-    write(tmp_path, "generation_config.json", values)
-    assert load_generation_config(tmp_path) == GenerationConfig(
-        eos_token_ids=(),
-        do_sample=True,
-        temperature=0.6,
-        top_k=20,
-        top_p=0.95,
-        min_p=0.0,
-        repetition_penalty=1.05,
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ({"temperature": "hot"}, ["'temperature'", '"hot"']),
-        ({"top_k": 1.5}, ["'top_k'", "1.5"]),
-        ({"do_sample": 1}, ["'do_sample'", "1"]),
-        ("[1, 2]", ["JSON object", "[1, 2]"]),
-        ("{", ["not valid JSON"]),
-    ],
-)
-def test_errors_of_the_generation_config(tmp_path, value, words):
-    write(tmp_path, "generation_config.json", value)
-    with pytest.raises(ModelLoadError) as raised:
-        load_generation_config(tmp_path)
-    for word in [*words, "generation_config.json"]:
-        assert word in str(raised.value)
 
 
 def test_a_folder_without_config(tmp_path):

@@ -3,20 +3,15 @@ what one end loses, all lose."""
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable
-
 import pytest
 
 from kv_transfer.head_slices import Share, plan_shares
-from kv_transfer.transports.distant_end import DistantHost, open_ends
+from kv_transfer.transports.distant_end import open_ends
 from kv_transfer.transports.end_messages import (
     AddPeer,
     CloseEnd,
     Disconnect,
     Disconnected,
-    EndOrder,
     EndReport,
     Expect,
     Opened,
@@ -27,117 +22,28 @@ from kv_transfer.transports.end_messages import (
     RemovePeer,
     Write,
     WriteOver,
-    decode_order,
-    encode,
 )
 from kv_transfer.transports.interface import (
     Notification,
     PeerLost,
     PeerReady,
-    PoolMemory,
-    SharesByGroup,
     WriteDone,
 )
 from kv_transfer.transports.joined import JoinedTransport
 from kv_transfer.transports.joined_descriptor import EndOfPool, encode_ends
 from protocol.errors import PoolMismatch, TransferError
 from protocol.layout import KvLayout
-from tests.unit.kv_transfer.fake_transport import FakeTransport
-
-WHOLE = KvLayout(
-    model_fingerprint="m",
-    dtype="float32",
-    num_layers=2,
-    num_kv_heads=4,
-    block_size=2,
-    head_dim=4,
+from tests.unit.kv_transfer.transports.joined_ends import (
+    NOTE,
+    ONE,
+    POOL,
+    STAGES,
+    TWO,
+    Far,
+    First,
+    Worker,
+    spread,
 )
-ONE, TWO, STAGES = WHOLE, WHOLE.shard(0, 2), WHOLE.shard(0, 1, 1, 2)
-POOL = PoolMemory(4096, 64, 8, "cpu")
-NOTE = b"note"
-
-
-class First(FakeTransport):
-    """The end on the head's host."""
-
-    def __init__(self) -> None:
-        super().__init__("first")
-        self.shares: dict[str, SharesByGroup] = {}
-        self.notes: list[tuple[str, bytes]] = []
-        self.posted: list[tuple[str, bytes]] = []
-        self.post_before: list[object] = []
-
-    def add_peer(
-        self, agent: str, descriptor: bytes, num_blocks: int, shares: SharesByGroup = ()
-    ) -> None:
-        super().add_peer(agent, descriptor, num_blocks, shares)
-        self.shares[agent] = shares
-
-    def post_write(self, agent: str, *rest: object) -> int:  # type: ignore[override]
-        handle = super().post_write(agent, *rest)  # type: ignore[arg-type]
-        self.posted.append((agent, rest[2]))  # type: ignore[arg-type]
-        self.post_before += rest[4:]
-        return handle
-
-    def notify(self, agent: str, payload: bytes) -> None:
-        if agent not in self.peers:
-            raise TransferError(f"{agent} is gone")
-        self.notes.append((agent, payload))
-
-
-class Far:
-    """Another host, which does what a test says."""
-
-    def __init__(self) -> None:
-        self.orders: list[EndOrder] = []
-        self.host = DistantHost(self._take)
-        self.answers: dict[type, Callable[[int], EndReport]] = {
-            OpenEnd: lambda end: Opened(end, "far", b"of far", 1),
-        }
-
-    def _take(self, data: bytes) -> None:
-        order = decode_order(data)
-        self.orders.append(order)
-        answer = self.answers.get(type(order))
-        if answer is not None:
-            self.host.take(encode(answer(order.end)))
-
-    def says(self, report: EndReport) -> None:
-        self.host.take(encode(report))
-
-    def last(self, kind: type) -> EndOrder:
-        return [each for each in self.orders if isinstance(each, kind)][-1]
-
-
-class Worker:
-    """A worker of two ranks, one of them on another host."""
-
-    def __init__(self) -> None:
-        self.first, self.far = First(), Far()
-        self.transport = JoinedTransport(self.first, lambda: open_ends([self.far.host]))
-        self.transport.register(POOL)
-
-    def add(self, theirs: KvLayout, descriptor: bytes = b"where", ours: KvLayout = TWO) -> None:
-        self.transport.add_peer("peer", descriptor, 8, plan_shares(ours, theirs))
-
-    def ready(self, theirs: KvLayout = ONE, descriptor: bytes = b"where") -> None:
-        self.add(theirs, descriptor)
-        for each in self.far.orders:
-            if isinstance(each, AddPeer):
-                self.far.says(PeerIsReady(each.end, each.agent))
-        assert self.transport.poll() == [PeerReady("peer")]
-
-    def post(self, post_before: float = math.inf) -> int:
-        return self.transport.post_write("peer", [1], [2], NOTE, 0, post_before)
-
-
-@pytest.fixture
-def worker() -> Worker:
-    return Worker()
-
-
-def spread(*names: str) -> bytes:
-    return encode_ends([EndOfPool(name, 1, f"of {name}".encode()) for name in names])
 
 
 def test_the_first_end_has_this_hosts_part_of_the_pool(worker: Worker) -> None:
@@ -147,20 +53,6 @@ def test_the_first_end_has_this_hosts_part_of_the_pool(worker: Worker) -> None:
 def test_the_owner_hears_what_peers_notify(worker: Worker) -> None:
     worker.first.reports.append(Notification("peer", NOTE))
     assert worker.transport.poll() == [Notification("peer", NOTE)]
-
-
-def test_a_write_that_is_over_is_forgotten(worker: Worker) -> None:
-    worker.ready()
-    note = bytes(bytearray(NOTE))
-    unused = sys.getrefcount(note)
-    worker.transport.post_write("peer", [1], [2], note)
-    order = worker.far.last(Write)
-    assert isinstance(order, Write)
-    worker.far.says(WriteOver(0, order.handle, None))
-    worker.first.finish(1)
-    assert len(worker.transport.poll()) == 1
-    assert worker.first.notes.pop() == ("peer", NOTE)
-    assert sys.getrefcount(note) == unused
 
 
 def test_the_descriptor_lists_all_ends(worker: Worker) -> None:
@@ -183,56 +75,6 @@ def test_a_peer_is_ready_when_all_ends_reach_it(worker: Worker) -> None:
     assert [share.slices, of_first.slices] == [s.slices for s in plan_shares(TWO, ONE)[0]][::-1]
     worker.far.says(PeerIsReady(0, "peer"))
     assert worker.transport.poll() == [PeerReady("peer")]
-
-
-@pytest.mark.parametrize("last", ["first", "far"])
-def test_the_peer_is_notified_of_a_write_when_all_parts_are_over(worker: Worker, last: str) -> None:
-    worker.ready()
-    handle = worker.post()
-    assert worker.first.posted == [("peer", b"")], "no part notifies the peer"
-    order = worker.far.last(Write)
-    assert isinstance(order, Write)
-    blocks = (order.source_blocks, order.target_blocks, order.group)
-    assert (order.agent, *blocks) == ("peer", [1], [2], 0)
-    ends = [
-        lambda: worker.first.finish(1),
-        lambda: worker.far.says(WriteOver(0, order.handle, None)),
-    ]
-    first, second = ends if last == "far" else ends[::-1]
-    first()
-    assert worker.transport.poll() == []
-    assert worker.first.notes == []
-    second()
-    assert worker.transport.poll() == [WriteDone(handle, None)]
-    assert worker.first.notes == [("peer", NOTE)]
-
-
-@pytest.mark.parametrize("failing", ["first", "far", "peer gone"])
-def test_a_part_that_fails_fails_the_write_once_all_are_over(worker: Worker, failing: str) -> None:
-    worker.ready()
-    handle, order = worker.post(), worker.far.last(Write)
-    assert isinstance(order, Write)
-    worker.first.finish(1, "broken" if failing == "first" else None)
-    assert worker.transport.poll() == [], "the other end may still write"
-    if failing == "peer gone":
-        worker.transport.remove_peer("peer")
-    worker.far.says(WriteOver(0, order.handle, "broken" if failing == "far" else None))
-    expected = "the peer was removed" if failing == "peer gone" else "broken"
-    assert worker.transport.poll() == [WriteDone(handle, expected)]
-    assert worker.first.notes == []
-
-
-def test_writes_beside_each_other_do_not_mix(worker: Worker) -> None:
-    worker.ready()
-    one, other = worker.post(), worker.post()
-    handles = [each.handle for each in worker.far.orders if isinstance(each, Write)]
-    worker.first.finish(1)
-    worker.far.says(WriteOver(0, handles[1], None))
-    assert worker.transport.poll() == []
-    worker.far.says(WriteOver(0, handles[0], None))
-    assert worker.transport.poll() == [WriteDone(one, None)]
-    worker.first.finish(2)
-    assert worker.transport.poll() == [WriteDone(other, None)]
 
 
 def test_a_peer_that_one_end_loses_is_lost_at_all(worker: Worker) -> None:
@@ -329,23 +171,6 @@ def test_a_peer_that_the_second_end_of_it_refuses_leaves_nothing() -> None:
     assert first.peers == set()
 
 
-def test_a_write_that_cannot_be_posted_was_told_to_nobody(worker: Worker) -> None:
-    worker.ready()
-    with pytest.raises(TransferError, match="no blocks"):
-        worker.transport.post_write("peer", [], [], NOTE)
-    assert not [each for each in worker.far.orders if isinstance(each, Write)]
-
-
-def test_an_order_says_how_long_after_a_beat_it_holds(worker: Worker) -> None:
-    worker.ready()
-    worker.far.host.beat = 7, 100.0
-    worker.post(104.5)
-    order = worker.far.last(Write)
-    assert isinstance(order, Write)
-    assert (order.nonce, order.within_s) == (7, 4.5)
-    assert worker.first.post_before == [104.5]
-
-
 def test_connections_break_at_every_end_and_none_is_waited_for(worker: Worker) -> None:
     assert not worker.transport.is_disconnecting
     for kept in ("10.0.0.1", "10.0.0.2"):
@@ -397,20 +222,6 @@ def test_every_end_learns_when_data_is_expected(worker: Worker) -> None:
     worker.transport.expect(True)
     assert worker.far.last(Expect) == Expect(0, True)
     assert worker.first.expected == [True]
-
-
-def test_a_second_way_of_our_end_that_fails_fails_the_write_that_has_begun() -> None:
-    first = First()
-    transport = JoinedTransport(first)
-    transport.register(POOL)
-    transport.add_peer("peer", spread("peer", "peer's"), 8, plan_shares(ONE, TWO))
-    assert transport.poll() == [PeerReady("peer")]
-    first.peers.remove("peer's")
-    handle = transport.post_write("peer", [1], [2], NOTE)
-    assert transport.poll() == [], "the first part may still be written"
-    first.finish(1)
-    assert transport.poll() == [WriteDone(handle, "peer peer's is not known")]
-    assert first.notes == []
 
 
 def test_all_ends_close(worker: Worker) -> None:

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 
 from protocol.events import CacheEvents
-from protocol.messages import PROTOCOL_VERSION, CacheDump, CacheDumpRequest, Generate, Hello, Role
+from protocol.messages import CacheDump, CacheDumpRequest, Generate, Hello, Role
 from protocol.registration import WorkerState
 from protocol.wire import MAX_FRAME_BYTES, encode
-from router.fleet.conditions import USABLE, Cause, State, StoreState
-from router.fleet.election import WantedModel
 from router.fleet.worker import LONG_STEP_S, Worker
 from router.routing.caches.cache_index import RETRY_S
 from router.routing.worker_view import Liveness
+from tests.unit.router.fleet.members import change, ids, last_heard
 from tests.unit.router.router_harness import Consumer, Harness, request, stats_of, until
 from worker.cache_dumps import PIECE_BLOCKS
-
-
-@pytest.fixture
-async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    made = Harness(**getattr(request, "param", {}))
-    yield made
-    await made.close()
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-def ids(harness: Harness, role: Role) -> list[str]:
-    return [each.worker_id for each in harness.fleet.ready(role)]
-
-
-def last_heard(harness: Harness, link, at: float) -> None:
-    """Let a worker have been silent since then, which the fleet did not foresee."""
-    link._last_heard = at
-    harness.fleet.on_readiness()
-
-
-def change(harness: Harness, worker_id: str, **fields) -> None:
-    worker = harness.workers[worker_id]
-    worker.info = msgspec.structs.replace(worker.info, **fields)
-    harness.refresh()
 
 
 async def test_members_by_role(harness: Harness) -> None:
@@ -121,112 +94,6 @@ async def test_a_restarted_worker_is_another_one(harness: Harness) -> None:
     assert before.link.is_closed or not before.link.is_ready
     await second.received.next(Hello)
     assert first.received.count(Hello) == 1
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"model_fingerprint": "o", "model": "big"}, "it serves 'big', and this fleet 'model'"),
-        ({"model_fingerprint": "o"}, "it serves another version of 'model' than this fleet"),
-        (
-            {"layout_fingerprint": "tp2"},
-            "KV layout fingerprint differs: ours is layout, the peer's is tp2",
-        ),
-        (
-            {"protocol_version": 99},
-            f"protocol version differs: ours is {PROTOCOL_VERSION}, the peer's is 99",
-        ),
-    ],
-)
-async def test_who_differs_is_refused_once_and_named_by_its_model(
-    harness: Harness, caplog: pytest.LogCaptureFixture, fields, told
-) -> None:
-    await harness.join("d1")
-    harness.workers["d2"] = harness.make("d2", **fields)
-    with caplog.at_level(logging.ERROR):
-        harness.refresh()
-        harness.refresh()
-    (record,) = caplog.records
-    assert record.getMessage() == f"worker d2 is not used: {told}"
-    assert ids(harness, Role.DECODE) == ["d1"]
-
-
-def members(harness: Harness, **models: str) -> None:
-    """Workers that register with a model, and a checkpoint of the same name."""
-    for name, model in models.items():
-        worker = harness.make(
-            name,
-            model=model,
-            model_fingerprint=f"{model} weights",
-            texts_fingerprint=f"{model} texts",
-        )
-        harness.workers[name] = worker
-
-
-async def test_a_router_serves_what_its_own_checkpoint_is_of(harness: Harness) -> None:
-    """A stray worker of another model, which registered first, does not take over."""
-    harness.fleet.want(WantedModel("real", "real texts"))
-    members(harness, d0="stray")
-    harness.refresh()
-    assert harness.fleet.identity is None
-    told = "it serves 'stray', and its configuration or tokenizer is not that of this router's"
-    assert harness.fleet.not_ready_reason() == (
-        f"no decode worker is ready: d0 is refused: {told} 'real'"
-    )
-    members(harness, d1="real", d2="stray")
-    harness.refresh()
-    assert harness.fleet.identity.model == "real"
-    await until(lambda: harness.is_usable("d1"))
-    assert [each.worker_id for each in harness.fleet.workers()] == ["d1"]
-    conditions = harness.fleet.conditions()
-    assert str(conditions["d0"]) == str(conditions["d2"]) == f"refused: {told} 'real'"
-    assert conditions["d0"].cause is Cause.MODEL
-
-
-async def test_of_workers_that_do_not_tell_the_named_model_is_served(harness: Harness) -> None:
-    harness.fleet.want(WantedModel("named", "texts", is_named=True))
-    for name, model in (("d0", "other"), ("d1", "other"), ("d2", "named")):
-        harness.workers[name] = harness.make(name, model=model, model_fingerprint=model)
-    harness.refresh()
-    assert harness.fleet.identity.model == "named"
-
-
-async def test_workers_of_the_own_checkpoint_count_more_than_a_name(harness: Harness) -> None:
-    harness.fleet.want(WantedModel("named", "texts", is_named=True))
-    for name in ("d0", "d1"):
-        harness.workers[name] = harness.make(name, model="named", model_fingerprint="silent")
-    harness.workers["d2"] = harness.make(
-        "d2", model="renamed", model_fingerprint="ours", texts_fingerprint="texts"
-    )
-    harness.refresh()
-    assert harness.fleet.identity.model == "renamed"
-
-
-async def test_of_workers_that_do_not_tell_most_decide(harness: Harness) -> None:
-    harness.fleet.want(WantedModel("mine", "texts"))
-    for name, model in (("d0", "stray"), ("d1", "real"), ("d2", "real")):
-        harness.workers[name] = harness.make(name, model=model, model_fingerprint=model)
-    harness.refresh()
-    assert harness.fleet.identity.model == "real"
-    await until(lambda: harness.is_usable("d1"))
-
-
-async def test_another_model_takes_over_when_nobody_serves_the_first(harness: Harness) -> None:
-    await harness.join("d1")
-    await harness.kill("d1")
-    await harness.join("d2", model_fingerprint="other")
-    assert harness.fleet.identity.model_fingerprint == "other"
-
-
-async def test_a_refused_worker_is_used_once_the_others_are_gone(harness: Harness) -> None:
-    await harness.join("d1")
-    harness.workers["d2"] = harness.make("d2", model_fingerprint="other")
-    harness.refresh()
-    assert harness.fleet.condition(harness.workers["d2"].info).state is State.REFUSED
-    await harness.kill("d1")
-    harness.refresh()
-    await until(lambda: harness.is_usable("d2"))
-    assert harness.fleet.condition(harness.workers["d2"].info) == USABLE
 
 
 async def test_the_context_is_the_largest_of_a_decode_worker(harness: Harness) -> None:
@@ -386,86 +253,3 @@ async def test_who_stops_answering_long_after_its_lease_is_not_counted(harness: 
     harness.fleet.now = lambda: now
     harness.fleet.sweep()
     assert harness.metric("workers", role="decode") == 0
-
-
-async def test_reasons_tell_how_each_decode_worker_stands(harness: Harness) -> None:
-    await harness.join("d1")
-    await harness.join("p1")
-    fleet = harness.fleet
-    assert fleet.condition(harness.workers["d1"].info) == USABLE
-    await harness.workers["d1"].close()
-    await until(lambda: not fleet.worker("d1").link.is_ready)
-    broke = "no decode worker is ready: d1 is {}: its connection broke"
-    assert fleet.not_ready_reason() in (broke.format("not connected"), broke.format("lost"))
-    stray = harness.make("d2", model_fingerprint="others")
-    harness.workers["d2"] = stray
-    loading = harness.make("d3", state=WorkerState.LOADING, control="", events="")
-    harness.workers["d3"] = loading
-    harness.refresh()
-    reason = fleet.not_ready_reason()
-    assert "d2 is refused: it serves another version of 'model' than this fleet" in reason
-    assert "d3 is starting: it loads its weights" in reason
-    shown = {each["worker_id"]: each["condition"] for each in fleet.as_json()}
-    assert shown["p1"]["state"] == "usable"
-    assert (shown["d2"]["state"], shown["d2"]["cause"]) == ("refused", "other_model")
-
-
-async def test_a_worker_that_does_not_answer_is_not_usable(harness: Harness) -> None:
-    await harness.join("d1")
-    now = time.monotonic() + harness.settings.silence_s + 1
-    harness.fleet.now = lambda: now
-    harness.fleet.sweep()
-    condition = harness.fleet.conditions()["d1"]
-    assert (condition.state, condition.cause) == (State.SILENT, Cause.SILENT)
-    assert harness.metric("workers", role="decode") == 0
-
-
-async def test_a_condition_has_the_time_since_which_it_holds(harness: Harness) -> None:
-    await harness.join("d1")
-    first = harness.fleet.conditions()["d1"]
-    harness.refresh()
-    assert harness.fleet.conditions()["d1"] == first, "a later look changes nothing"
-    change(harness, "d1", state=WorkerState.STALLED)
-    stalled = harness.fleet.conditions()["d1"]
-    assert stalled.state is State.STALLED
-    assert stalled.since_us > first.since_us
-
-
-async def test_a_lost_worker_is_missed_until_one_of_its_role_comes(harness: Harness) -> None:
-    await harness.join("d1", "d2", "p1")
-    await harness.kill("d1")
-    lost = harness.fleet.conditions()["d1"]
-    assert (lost.state, lost.cause, lost.is_replaced) == (State.LOST, Cause.LOST, False)
-    assert lost.since_us > 0
-    await harness.join("p2")
-    lost = harness.fleet.conditions()["d1"]
-    assert not lost.is_replaced, "another role's worker is no substitute"
-    await harness.join("d3")
-    assert harness.fleet.conditions()["d1"].is_replaced
-    await harness.kill("d2")
-    conditions = harness.fleet.conditions()
-    assert [conditions[each].is_replaced for each in ("d1", "d2")] == [True, False]
-
-
-async def test_a_worker_that_comes_back_takes_no_other_s_place(harness: Harness) -> None:
-    await harness.join("d1", "d2", "d3")
-    await harness.kill("d2")
-    await harness.kill("d1")
-    await harness.join("d1", incarnation="another")
-    conditions = harness.fleet.conditions()
-    assert conditions["d1"].state is State.USABLE
-    assert not conditions["d2"].is_replaced
-
-
-async def test_a_full_worker_is_usable(harness: Harness) -> None:
-    (worker,) = await harness.join("d1", num_blocks=10)
-    harness.fleet.worker("d1").reserve(0, 10)
-    assert harness.fleet.condition(worker.info) == USABLE
-    assert harness.fleet.not_ready_reason() is None
-
-
-async def test_trouble_with_the_store_is_part_of_the_reason(harness: Harness) -> None:
-    harness.fleet.store_state = lambda: StoreState("redis://x refuses our password: WRONGPASS")
-    assert harness.fleet.not_ready_reason() == (
-        "no decode worker is registered; redis://x refuses our password: WRONGPASS"
-    )

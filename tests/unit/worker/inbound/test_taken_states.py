@@ -11,8 +11,7 @@ import pytest
 from protocol.handoff_messages import KvFetch
 from tests.layouts import state_layout
 from tests.unit.fake_model import BLOCK
-from tests.unit.test_fetches import until
-from tests.unit.test_leaving_caches import (
+from tests.unit.leaving_workers import (
     computes,
     drain,
     has_ended,
@@ -20,6 +19,7 @@ from tests.unit.test_leaving_caches import (
     run_until_ended,
     talk,
 )
+from tests.unit.test_fetches import until
 from tests.unit.worker_fleet import WorkerFleet
 from tests.unit.worker_harness import LANDING_S, Bench
 from worker.counters import Count

@@ -4,58 +4,21 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError
 from protocol.events import CacheEvents
-from protocol.messages import CacheDump, CacheDumpRequest
+from protocol.messages import CacheDump
 from router.routing.caches import block_lists
 from router.routing.caches.block_holders import EXACT_BLOCKS, STRIDE
 from router.routing.caches.cache_index import CacheIndex, PrefixMatch
-from tests.effort import times
-
-
-def digest(number: int) -> bytes:
-    return number.to_bytes(16, "little")
-
-
-CHAIN = [digest(each) for each in range(8)]
-
-
-class TruthfulWorker:
-    """What a worker does: numbers its events and answers dump requests."""
-
-    def __init__(self, incarnation: str = "i1") -> None:
-        self.incarnation = incarnation
-        self.seq = 0
-        self.hashes: set[bytes] = set()
-
-    def change(self, stored: list[int], removed: list[int]) -> CacheEvents:
-        self.seq += 1
-        self.hashes -= {digest(each) for each in removed}
-        self.hashes |= {digest(each) for each in stored}
-        return CacheEvents(
-            worker_id="w",
-            incarnation=self.incarnation,
-            seq=self.seq,
-            stored=[digest(each) for each in stored],
-            removed=[digest(each) for each in removed],
-        )
-
-    def dump(self) -> CacheDump:
-        return CacheDump(incarnation=self.incarnation, seq=self.seq, hashes=list(self.hashes))
-
-
-def synced(worker: TruthfulWorker) -> CacheIndex:
-    index = CacheIndex(pending_ttl_s=5.0)
-    index.join("w", worker.incarnation)
-    assert not index.apply_dump("w", worker.dump())
-    return index
-
-
-def held(index: CacheIndex, *numbers: int, now: float = 0.0) -> int:
-    return index.match("w", [digest(each) for each in numbers], now).held
+from tests.unit.router.routing.caches.truthful_worker import (
+    CHAIN,
+    TruthfulWorker,
+    digest,
+    held,
+    piece_for,
+    synced,
+)
 
 
 def test_leading_blocks_count_until_the_first_that_is_missing() -> None:
@@ -80,18 +43,6 @@ def test_events_before_the_dump_wait_for_it() -> None:
     assert not index.is_synced("w")
     assert not index.apply_dump("w", dump)
     assert (held(index, 0), held(index, 1)) == (0, 1)
-
-
-def piece_for(asked: CacheDumpRequest, worker: TruthfulWorker, size: int = 2) -> CacheDump:
-    """What the worker answers, if its cache has not changed since the dump began."""
-    whole, end = worker.dump(), asked.first + size
-    return msgspec.structs.replace(
-        whole,
-        hashes=sorted(whole.hashes)[asked.first : end],
-        nonce=asked.nonce,
-        first=asked.first,
-        is_last=end >= len(whole.hashes),
-    )
 
 
 def test_a_dump_in_pieces_counts_once_it_is_whole() -> None:
@@ -324,76 +275,6 @@ def test_a_large_cache_comes_into_the_index_bit_by_bit(monkeypatch: pytest.Monke
     for _ in range(3):
         index.tidy(0.0)
     assert {n for n in range(40) if index._held.of(digest(n))} == {*numbers[5:], 30}
-
-
-changes = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 7), max_size=3),
-        st.lists(st.integers(0, 7), max_size=3),
-        st.sampled_from(["deliver", "lose", "repeat"]),
-        st.booleans(),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=times(80, 200), deadline=None)
-@given(changes)
-def test_it_equals_the_worker_whenever_it_claims_to_know(script) -> None:
-    """Dumps travel on another connection: an asked one comes at any later time."""
-    compare(script)
-
-
-@settings(
-    max_examples=times(80, 200),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(changes)
-def test_it_equals_the_worker_when_lists_are_indexed_bit_by_bit(
-    monkeypatch: pytest.MonkeyPatch, script
-) -> None:
-    monkeypatch.setattr(block_lists, "SLICE", 1)
-    compare(script)
-
-
-def compare(script) -> None:
-    worker = TruthfulWorker()
-    index = CacheIndex(5.0)
-    index.join("w", "i1")
-    dumps = [worker.dump()]
-    last: CacheEvents | None = None
-    delivered = 0
-    for stored, removed, fate, dump_comes in script:
-        events = worker.change(stored, removed)
-        if fate != "lose":
-            delivered = events.seq
-            if index.apply_events(events):
-                dumps.append(worker.dump())
-            last = events
-        if fate == "repeat" and last is not None and index.apply_events(last):
-            dumps.append(worker.dump())
-        if dump_comes and dumps and index.apply_dump("w", dumps.pop(0)):
-            dumps.append(worker.dump())
-        if index.is_synced("w") and delivered == worker.seq and not dumps:
-            assert index._workers["w"].hashes == worker.hashes
-        if not index.tidy(0.0):
-            assert indexed(index) == index._workers["w"].hashes
-
-    final = worker.change([0], [])
-    if index.apply_events(final):
-        dumps.append(worker.dump())
-    while dumps or index.tidy(0.0) or not index.is_synced("w"):
-        if index.apply_dump("w", dumps.pop(0) if dumps else worker.dump()):
-            dumps.append(worker.dump())
-        while index.tidy(0.0):
-            pass
-    assert index.is_synced("w")
-    assert index._workers["w"].hashes == worker.hashes == indexed(index)
-
-
-def indexed(index: CacheIndex) -> set[bytes]:
-    return {digest(each) for each in range(8) if index._held.of(digest(each))}
 
 
 class CountingMasks(dict[bytes, int]):
