@@ -89,9 +89,10 @@ class Recorder:
         self._thread.start()
 
     def take(self, generation: ServedGeneration) -> None:
-        """Record a request that has ended; operators' test prompts are left out."""
+        """Record a request that has ended. Operators' test prompts are left out, and requests that
+        no worker got, because their prompts have no blocks."""
         request = generation.request
-        if request.request_id.startswith(TEST_PREFIX):
+        if request.request_id.startswith(TEST_PREFIX) or not generation.trace.attempts:
             return
         if self._queue.qsize() >= _MOST_WAITING:
             self._on_result("lost", 1)
@@ -150,16 +151,13 @@ class Recorder:
 
     def _lines(self, ended: _Ended) -> bytes:
         """The line of a request, after a header line if one is needed."""
-        attempts = ended.generation.trace.attempts
-        block_size = attempts[-1].block_size if attempts else 0
-        head, tokens = b"", recorded_tokens(block_size) if block_size else self._block_tokens
-        if tokens != self._block_tokens or not tokens:
+        block_size = ended.generation.trace.attempts[-1].block_size
+        head, tokens = b"", recorded_tokens(block_size)
+        if tokens != self._block_tokens:
             self._blocks.clear()
             self._block_tokens = tokens
             head = msgspec.json.encode({FORMAT: VERSION, "block_tokens": tokens}) + b"\n"
-        after, blocks = "", list[str]()
-        if block_size:
-            after, blocks = self._blocks.note(ended.hashes, block_size)
+        after, blocks = self._blocks.note(ended.hashes, block_size)
         return head + msgspec.json.encode(self._recorded(ended.generation, after, blocks)) + b"\n"
 
     def _recorded(

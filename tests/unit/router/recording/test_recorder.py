@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ServiceError
 from router.recording import recorder as recorder_module
 from router.recording import trace_file
 from router.recording.known_blocks import KnownBlocks
@@ -108,6 +108,20 @@ async def test_a_request_leaves_a_line_when_it_ends(harness, tmp_path: Path) -> 
     (turn,) = session.turns
     assert (turn.num_prompt, turn.num_output) == (100, 6)
     assert turn.blocks == BlockRuns(0, 64, ((0, 1),))
+
+
+async def test_a_request_that_no_worker_got_leaves_no_line(harness, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    recorder = Recorder(TraceFile(path, ROOM), SECRET, harness.metrics.recorded.add)
+    harness.dispatcher.on_end = recorder.take
+    refused = Consumer(harness.dispatcher, request(100))
+    with pytest.raises(ServiceError, match="no decode worker is registered"):
+        await refused.task
+    (worker,) = await harness.join("d1")
+    await finish_on(worker, Consumer(harness.dispatcher, request(100)))
+    recorder.close()
+    assert harness.metric("recorded_requests_total", outcome="written") == 1
+    assert read(path).num_turns == 1
 
 
 def test_times_are_those_of_the_system_clock_even_if_it_was_set(
