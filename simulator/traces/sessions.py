@@ -107,9 +107,10 @@ class Trace:
     @property
     def title(self) -> str:
         """Its name and size in words."""
-        last_s = max((each.start_s for each in self.sessions), default=0.0)
+        starts = [each.start_s for each in self.sessions] or [0.0]
+        span_s = max(starts) - min(starts)
         size = counted(self.num_turns, "request")
-        return f"{self.name} ({size}, arrivals within {significant(last_s)} s)"
+        return f"{self.name} ({size}, arrivals within {significant(span_s)} s)"
 
     @property
     def num_turns(self) -> int:

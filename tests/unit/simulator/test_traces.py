@@ -12,7 +12,7 @@ import pytest
 
 from protocol.errors import ConfigError
 from simulator.traces.files import TraceOptions, read_trace
-from simulator.traces.sessions import BlockRuns, Trace
+from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
 
 MOONCAKE = {"timestamp": 3000, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1]}
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
@@ -36,6 +36,11 @@ def trace_of(tmp_path: Path, text: str, **options: float) -> Trace:
 
 def lines(*values: object) -> str:
     return "".join(json.dumps(each) + "\n" for each in values)
+
+
+def test_a_title_counts_time_from_the_first_arrival() -> None:
+    sessions = [Session(name, start_s, [Turn(0.0, 8, 1)]) for name, start_s in (("a", 2), ("b", 5))]
+    assert Trace("made up", sessions).title == "made up (2 requests, arrivals within 3.00 s)"
 
 
 def test_mooncake(tmp_path: Path) -> None:
