@@ -31,6 +31,11 @@ IGNORED_PATTERNS = ("*/*.safetensors", "consolidated*.safetensors")
 """Weights that are not fetched: the same ones in their authors' own form, as gpt-oss and Mistral's
 checkpoints have them."""
 
+BUNDLED = "demo_model"
+"""The model that comes with Baton. A folder of this name in the current folder counts first."""
+
+BUNDLED_FOLDER = Path(__file__).resolve().parents[1] / BUNDLED
+
 _OF_THE_CACHE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([A-Za-z0-9][\w.-]*))?")
@@ -43,7 +48,8 @@ def resolve_model(
     download: Callable[..., str] | None = None,
     patterns: Sequence[str] = HUB_PATTERNS,
 ) -> Path:
-    """The folder of `model`: a local folder, a GGUF file, or a hub id such as `Qwen/Qwen3-0.6B`.
+    """The folder of `model`: a local folder, a GGUF file, a hub id such as `Qwen/Qwen3-0.6B`, or
+    `BUNDLED`.
 
     A folder may hold one model in GGUF instead of a checkpoint. For a hub id, the files that match
     `patterns` are fetched at `revision` (a commit, tag or branch; None: the main branch). For a hub
@@ -82,9 +88,11 @@ def resolve_model(
 
 def _path_of(model: str | Path) -> Path:
     try:
-        return Path(model).expanduser()
+        path = Path(model).expanduser()
     except RuntimeError as error:  # an unknown user, or one without a home folder
         raise ModelLoadError(f"{model}: there is no home folder of this name here") from error
+    is_bundled = str(model) == BUNDLED and not path.exists() and BUNDLED_FOLDER.is_dir()
+    return BUNDLED_FOLDER if is_bundled else path
 
 
 def _is_local(path: Path) -> bool:

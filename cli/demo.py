@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-import cli
+from checkpoint.model_source import BUNDLED, BUNDLED_FOLDER
 from checkpoint.packaged_model import smollm2_file
 from cli.chat.answer_stream import AnswerStream, Endpoint, Message
 from cli.chat.conversation import Conversation
@@ -33,8 +33,7 @@ from kv_transfer.transports.registry import AUTO, TRANSPORTS, chosen_transport
 from process.settings import other_settings, setting, settings_or_exit
 from protocol.errors import BatonError, ServiceError
 
-MODEL_FOLDER = Path(cli.__file__).resolve().parent.parent / "demo_model"
-SMOLLM2, BUNDLED = "smollm2", "demo_model"
+SMOLLM2 = "smollm2"
 CHAT_TIMEOUT_S = 60.0
 TRACE_WAIT_S = 5.0
 TRACE_POLL_S = 0.05
@@ -160,7 +159,7 @@ def fleet_settings(
 ) -> UpSettings:
     """One worker of each role, with chunks small enough that the short chat takes several."""
     return UpSettings(
-        model=str(file or MODEL_FOLDER),
+        model=str(file or BUNDLED_FOLDER),
         served_model_name=(script.name,),
         port=settings.port,
         transport=transport,

@@ -36,6 +36,8 @@ SECTIONS = (
 )  # fmt: skip
 NEAR = 0.75
 """Likeness, from 0 to 1, above which an unknown variable counts as a misspelt one."""
+MOST_LISTED = 20
+"""Accepted names that an error lists; a command with more says where they are explained."""
 S = TypeVar("S")
 
 _others: ContextVar[tuple[type, ...]] = ContextVar("baton_other_settings", default=())
@@ -298,7 +300,11 @@ def _converted(spec: SettingSpec, raw: Any, source: str, *, parse: bool) -> Any:
 def _suggest(name: str, accepted: Iterable[str]) -> str:
     names = list(accepted)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
-    return f"; did you mean {close[0]}?" if close else f"; accepted: {', '.join(names)}"
+    if close:
+        return f"; did you mean {close[0]}?"
+    if len(names) > MOST_LISTED:
+        return "; --help lists the accepted ones"
+    return f"; accepted: {', '.join(names)}"
 
 
 def _missing(spec: SettingSpec, section: str) -> str:

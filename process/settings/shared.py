@@ -13,7 +13,10 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 class SharedSettings:
     """Settings of every process of a fleet."""
 
-    model: str = setting(help="folder of a Hugging Face checkpoint, or a hub id")
+    model: str = setting(
+        help="folder of a Hugging Face checkpoint, a GGUF file, or a hub id; demo_model: the model "
+        "that comes with Baton"
+    )
     revision: str | None = setting(
         None,
         help="commit, tag or branch of a model from the hub; none: its main branch",

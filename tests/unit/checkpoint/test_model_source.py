@@ -9,7 +9,13 @@ from fnmatch import fnmatch
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from checkpoint.model_source import HUB_PATTERNS, TEXT_PATTERNS, model_name, resolve_model
+from checkpoint.model_source import (
+    BUNDLED,
+    HUB_PATTERNS,
+    TEXT_PATTERNS,
+    model_name,
+    resolve_model,
+)
 from protocol.errors import ConfigError, ModelLoadError
 
 
@@ -20,6 +26,17 @@ def no_download(*args, **options):
 def test_a_local_folder_is_taken_as_it_is(tmp_path):
     assert resolve_model(tmp_path, download=no_download) == tmp_path
     assert resolve_model(str(tmp_path), download=no_download) == tmp_path
+
+
+def test_the_bundled_model_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = resolve_model(BUNDLED, download=no_download)
+    assert (found / "model.safetensors").is_file()
+    assert model_name(BUNDLED) == BUNDLED
+    with pytest.raises(ConfigError, match="revision 'v1' has no meaning for the local folder"):
+        resolve_model(BUNDLED, "v1", no_download)
+    (tmp_path / BUNDLED).mkdir()
+    assert resolve_model(BUNDLED, download=no_download).resolve() == tmp_path / BUNDLED
 
 
 def test_a_hub_id_is_fetched(tmp_path):

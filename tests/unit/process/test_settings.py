@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -226,6 +226,14 @@ def test_a_wrong_flag_is_named(flags: list[str], words: list[str]) -> None:
         load(*flags)
     assert [word for word in words if word not in str(error.value)] == []
     assert "\n" not in str(error.value)
+
+
+def test_many_settings_are_not_listed_in_an_error() -> None:
+    fields = [(f"setting_{number}", int, setting(1, help="one")) for number in range(21)]
+    many = make_dataclass("Many", fields, frozen=True, kw_only=True)
+    with pytest.raises(ConfigError) as error:
+        load_settings(many, ["--zzz"], prog="p", description="d", section="router", environ={})
+    assert str(error.value) == "flag --zzz: unknown; --help lists the accepted ones"
 
 
 @pytest.mark.parametrize(
