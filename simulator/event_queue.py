@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from typing import Any
 
 _ARRIVAL, _MESSAGE = -2, -1
@@ -30,6 +31,8 @@ class EventQueue:
         self.num_run = 0
         self._heap: list[tuple[float, int, int, Action, tuple[Any, ...]]] = []
         self._numbers = count()
+        self._period_s = self._next_beat = inf
+        self._on_beat: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -47,11 +50,21 @@ class EventQueue:
         """Call `action` at the end of a step of the worker with this number."""
         heappush(self._heap, (time, worker, next(self._numbers), action, arguments))
 
+    def every(self, period_s: float, action: Callable[[], None]) -> None:
+        """Call `action()` after each period, as long as there are events to come."""
+        self._period_s = self._next_beat = period_s
+        self._on_beat = action
+
     def _arrive_next(self, arrivals: Iterator[Arrival]) -> None:
         for time, *others in arrivals:
             event = (time, _ARRIVAL, next(self._numbers), self._arrive, (arrivals, *others))
             heappush(self._heap, event)
             break
+
+    def _beat(self) -> None:
+        self.now = self._next_beat
+        self._next_beat += self._period_s
+        self._on_beat()
 
     def _arrive(
         self, arrivals: Iterator[Arrival], action: Action, arguments: tuple[Any, ...]
@@ -67,6 +80,9 @@ class EventQueue:
         """Run events until none is left; calls `on_event` now and then."""
         heap = self._heap
         while heap:
+            if heap[0][0] >= self._next_beat:
+                self._beat()
+                continue
             self.now, _, _, action, arguments = heappop(heap)
             action(*arguments)
             self.num_run = num_run = self.num_run + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 
 from router.routing.placement import NO_TARGETS, Targets
@@ -13,7 +14,7 @@ from simulator.event_queue import Arrival, EventQueue
 from simulator.network import Network
 from simulator.policies.choices import Policy
 from simulator.requests import Request
-from simulator.router import Exchange, Reports, SimulatedRouter
+from simulator.router import IDLE_S, Exchange, Reports, SimulatedRouter
 from simulator.traces.sessions import Session, Trace
 from simulator.worker import SimulatedWorker
 from simulator.worker_spec import WorkerSpec
@@ -87,6 +88,7 @@ class Fleet:
             for worker in self._outcome.workers:
                 router.connect(worker)
         Exchange(self._queue, spec.delays, self._routers)
+        self._queue.every(IDLE_S, partial(self._reports.repeat, self._outcome.workers))
         self._turns: dict[int, tuple[Session, int, float]] = {}
         self._num_ended = 0
         self._goes_on: Callable[[Request], bool] = lambda _: True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,8 @@ from worker.moved_blocks import kept_windows
 
 EXPECTED_S = 10.0
 """How long blocks of a routed prompt are expected on its worker."""
+IDLE_S = 1.0
+"""The time after which an idle worker reports again."""
 
 
 class SimulatedRouter:
@@ -251,6 +253,15 @@ class Reports:
             if name not in self._held:
                 self._queue.at(due, self._report_held, name)
             self._held[name] = stats
+
+    def repeat(self, workers: Iterable[SimulatedWorker]) -> None:
+        """Report the load of idle workers again if their last report is `IDLE_S` old."""
+        now = self._queue.now
+        for worker in workers:
+            name = worker.name
+            reported = self._due.get(name, 0.0) - self._report_s
+            if not worker.is_busy and now - reported >= IDLE_S:
+                self._report(name, _stats(worker, self._seq.get(name, 0), now))
 
     def _report_held(self, name: str) -> None:
         stats = self._held.pop(name, None)

@@ -36,7 +36,7 @@ class FleetView:
         """Called after each decision that was applied, before its requests are sent."""
         self._workers: dict[str, WorkerView] = {}
         self._pools: tuple[list[WorkerView], list[WorkerView]] | None = None
-        self._typical: WorkerSpeed | None = None
+        self._typical: dict[Role, WorkerSpeed | None] = dict.fromkeys(Role)
         self._others = 0.0
         self._num_unaveraged: float = inf  # reports since the averages were computed
 
@@ -46,7 +46,7 @@ class FleetView:
         self.index.join(info.worker_id, info.incarnation, info.num_blocks, info.has_windows)
         self._workers[worker.worker_id] = worker
         worker.on_standing = self._forget_pools
-        worker.assume(self._typical)
+        worker.assume(self._typical[worker.role])
         self._forget_pools()
         self.pairs.join(info)
         self._num_unaveraged = inf
@@ -81,7 +81,7 @@ class FleetView:
     @property
     def wait_s(self) -> float:
         """How long to wait before the next placement, so that routers do not all place at once."""
-        typical = self.typical if self.stagger.rank else None
+        typical = self.typical(Role.PREFILL) if self.stagger.rank else None
         return 0.0 if typical is None else self.stagger.wait_s(typical.per_token_us)
 
     def worker(self, worker_id: str) -> WorkerView | None:
@@ -139,10 +139,9 @@ class FleetView:
         unseen = unseen_of_others([each.unseen for each in workers], others)
         return [each.load(more) for each, more in zip(workers, unseen, strict=True)]
 
-    @property
-    def typical(self) -> WorkerSpeed | None:
-        """The speed of a typical worker."""
-        return self._averages()[0]
+    def typical(self, role: Role) -> WorkerSpeed | None:
+        """The speed of a typical worker of a role; of the fleet if none of that role is trusted."""
+        return self._averages()[0][role]
 
     @property
     def others_share(self) -> float:
@@ -150,17 +149,21 @@ class FleetView:
         one, as of the last decision."""
         return self._others / (1.0 + self._others)
 
-    def _averages(self) -> tuple[WorkerSpeed | None, float]:
-        """The speed of a typical worker, and how many requests others send for each known one. They
-        are computed again after as many reports as there are workers."""
+    def _averages(self) -> tuple[Mapping[Role, WorkerSpeed | None], float]:
+        """The speed of a typical worker of each role, and how many requests others send for each
+        known one. They are computed again after as many reports as there are workers."""
         if self._num_unaveraged >= len(self._workers):
             everybody = self._workers.values()
-            typical = typical_speed([each.speed for each in everybody])
+            fleet = [each.speed for each in everybody]
             others = others_of([each.arrivals for each in everybody])
-            if typical != self._typical or (self._others and not others):
-                for each in everybody:
-                    each.assume(typical)
-            self._typical, self._others, self._num_unaveraged = typical, others, 0
+            for role, former in self._typical.items():
+                pool = [each for each in everybody if each.role is role]
+                typical = typical_speed([each.speed for each in pool], fleet)
+                self._typical[role] = typical
+                if typical != former or (self._others and not others):
+                    for each in pool:
+                        each.assume(typical)
+            self._others, self._num_unaveraged = others, 0
         return self._typical, self._others
 
     def matches(self, hashes: Sequence[bytes], now: float) -> Mapping[str, PrefixMatch]:

@@ -9,7 +9,7 @@ that was slow once is tried again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import inf
+from math import exp2, inf
 from statistics import median
 
 import msgspec
@@ -18,7 +18,7 @@ from router.routing.prediction import US_PER_MS, WorkerSpeed
 
 STEPS, TOKENS = 50, 512
 """Steps, and prompt tokens, after which an accurate step model is half believed."""
-HALF_LIFE_US = 60_000_000
+HALF_LIFE_US = 10_000_000
 """A step model is believed half as much after this time without a step."""
 TYPICAL_TRUST = 0.3
 """Workers whose models are trusted less than this are not used to judge others."""
@@ -82,8 +82,8 @@ def unloaded_pace(reported: WorkerSpeed | None, typical: WorkerSpeed | None) -> 
         speed = typical or GUESS
         fixed_us, token_us, attended_us = speed.fixed_us, speed.per_token_us, speed.per_attended_us
     else:
-        speed, tokens = reported, reported.token_trust
-        fixed_us = _mix(typical.fixed_us, speed.fixed_us, speed.step_trust)
+        speed, tokens = reported, reported.token_trust * reported.freshness
+        fixed_us = _mix(typical.fixed_us, speed.fixed_us, speed.step_trust * speed.freshness)
         token_us = _mix(typical.per_token_us, speed.per_token_us, tokens)
         attended_us = _mix(typical.per_attended_us, speed.per_attended_us, tokens)
     row_us = token_us + attended_us * (speed.context_tokens / max(1, speed.num_decodes))
@@ -119,20 +119,31 @@ def under_load(pace: Pace, queued_tokens: int, num_waiting: int, num_decoding: i
     )  # fmt: skip
 
 
-def trusts(num_steps: int, num_tokens: int, idle_us: int) -> tuple[float, float]:
-    """How far a model's times of steps, and of prompt tokens, are believed, each from 0 to 1. The
-    model was accurate for `num_steps` steps and `num_tokens` prompt tokens; the last step was
-    `idle_us` ago."""
-    steps = num_steps / (num_steps + STEPS) * 0.5 ** (max(0, idle_us) / HALF_LIFE_US)
+def trusts(num_steps: int, num_tokens: int) -> tuple[float, float]:
+    """How far a model's times of steps, and of prompt tokens, are proven, each from 0 to 1. The
+    model was accurate for `num_steps` steps and `num_tokens` prompt tokens."""
+    steps = num_steps / (num_steps + STEPS)
     return steps, steps * num_tokens / (num_tokens + TOKENS)
 
 
-def typical_speed(speeds: Iterable[WorkerSpeed | None]) -> WorkerSpeed | None:
-    """The medians over trusted workers, or over all if none is trusted; None without workers."""
-    known = [each for each in speeds if each is not None and each.is_known]
+def freshness(idle_us: int) -> float:
+    """The share of its trust that a model keeps whose last step was `idle_us` ago."""
+    return exp2(-max(0, idle_us) / HALF_LIFE_US)
+
+
+def typical_speed(
+    pool: Iterable[WorkerSpeed | None], fleet: Iterable[WorkerSpeed | None]
+) -> WorkerSpeed | None:
+    """The medians over the workers of a pool, preferably those with fresh steps. If none of them is
+    trusted, the medians over the trusted ones of the whole fleet, or over all; None without any."""
+    of_pool = [each for each in pool if each is not None and each.token_trust >= TYPICAL_TRUST]
+    fresh = [each for each in of_pool if each.token_trust * each.freshness >= TYPICAL_TRUST]
+    known = fresh or of_pool
+    if not known:
+        known = [each for each in fleet if each is not None and each.is_known]
+        known = [each for each in known if each.token_trust >= TYPICAL_TRUST] or known
     if not known:
         return None
-    known = [each for each in known if each.token_trust >= TYPICAL_TRUST] or known
     return msgspec.structs.replace(
         GUESS,
         fixed_us=median([each.fixed_us for each in known]),

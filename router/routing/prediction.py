@@ -19,7 +19,8 @@ class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
 
     `num_decodes` sequences decode there; `context_tokens` is the sum of their contexts. The step
     model was accurate for `proven_tokens` prompt tokens computed there. `step_trust` and
-    `token_trust`: how far its times of steps and of prompt tokens are believed, from 0 to 1.
+    `token_trust`: how far its times of steps and of prompt tokens were proven, from 0 to 1;
+    `freshness`, from 0 to 1, falls from the last step on.
     """
 
     fixed_us: float
@@ -32,6 +33,7 @@ class WorkerSpeed(msgspec.Struct, frozen=True, gc=False):
     proven_tokens: int = 0
     step_trust: float = 0.0
     token_trust: float = 0.0
+    freshness: float = 1.0
 
     @property
     def is_known(self) -> bool:

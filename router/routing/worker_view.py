@@ -16,7 +16,7 @@ import msgspec
 from protocol.events import WorkerStats
 from protocol.messages import Role
 from protocol.registration import WorkerInfo, WorkerState
-from router.routing.pace import Pace, trusts, under_load, unloaded_pace
+from router.routing.pace import Pace, freshness, trusts, under_load, unloaded_pace
 from router.routing.placement import WorkerLoad
 from router.routing.prediction import WorkerSpeed
 from router.routing.sent_requests import MOST_REQUESTS, SentRequest, SentRequests
@@ -244,7 +244,7 @@ def _speed(info: WorkerInfo, stats: WorkerStats, idle_us: int) -> WorkerSpeed:
     is_accurate = 0 < took_us >= 2 * error_us
     proven = counters.get("prefill_tokens", 0) if is_accurate else 0
     num_steps = counters.get("steps", 0) if is_accurate else 0
-    step_trust, token_trust = trusts(num_steps, proven, idle_us)
+    step_trust, token_trust = trusts(num_steps, proven)
     return WorkerSpeed(
         fixed_us=stats.step_fixed_us,
         per_token_us=stats.step_per_token_us,
@@ -256,4 +256,5 @@ def _speed(info: WorkerInfo, stats: WorkerStats, idle_us: int) -> WorkerSpeed:
         proven_tokens=proven,
         step_trust=step_trust,
         token_trust=token_trust,
+        freshness=freshness(idle_us),
     )

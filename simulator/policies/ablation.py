@@ -51,8 +51,7 @@ class _WithoutPending(_PartOfView):
     """Only what workers have reported counts, not what was sent to them since."""
 
     def loads(self, workers: Sequence[WorkerView]) -> list[WorkerLoad]:
-        typical = self.typical
-        return [_reported(each, typical).load() for each in workers]
+        return [_reported(each, self.typical(each.role)).load() for each in workers]
 
     def matches(self, hashes: Sequence[bytes], now: float) -> Mapping[str, PrefixMatch]:
         found = super().matches(hashes, now)

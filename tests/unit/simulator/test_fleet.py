@@ -252,3 +252,18 @@ def test_placement_trusts_step_models_that_were_accurate() -> None:
     assert worker.speed is not None
     assert worker.speed.step_trust > 0.5
     assert worker.speed.token_trust > 0.5
+
+
+def test_the_step_model_of_an_idle_worker_grows_old() -> None:
+    """Its reports say that it has computed nothing since."""
+    views: list[FleetView] = []
+
+    def noting(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
+        views.append(view)
+        return decide(view, query, now, rng)
+
+    fleet = small_fleet(0, 2, policy=noting)
+    served(fleet, *(single(at, 200, 40) for at in (0.0, 0.0, 0.0, 0.0, 40.0)))
+    freshest = [view.speed.freshness for view in map(views[-1].worker, ("decode-0", "decode-1"))]
+    assert max(freshest) > 0.9, "it has just served the last request"
+    assert 0.05 < min(freshest) < 0.1, "four half-lives of ten seconds"

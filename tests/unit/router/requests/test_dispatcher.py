@@ -318,7 +318,9 @@ async def test_a_router_waits_for_its_turn_and_sees_what_others_have_sent(
         await worker.subscribed()
         load = {"step_per_token_us": 1e4, "queued_tokens": queued}
         worker.publish(msgspec.structs.replace(stats_of(worker), **load))
-    await until(lambda: view.typical is not None and view.typical.per_token_us == 1e4)
+    await until(
+        lambda: (found := view.typical(Role.DECODE)) is not None and found.per_token_us == 1e4
+    )
     view.stagger.rank = 200
     view.reserve_for_others([SentRequests("gone", "other", 1, 1, [SentRequest(1, 10**6, 1)])])
     consumer = Consumer(harness.dispatcher, request(request_id="r1"))

@@ -120,17 +120,20 @@ def test_the_next_decision_sees_every_change_of_a_worker() -> None:
 def test_the_typical_speed_follows_the_reports() -> None:
     d1, d2 = worker("d1"), worker("d2")
     view = view_of(d1, d2)
-    assert view.typical is None
+    assert view.typical(Role.DECODE) is None
     for token_us in (50.0, 80.0):
         for each in (d1, d2):
             view.take_stats(each, stats(each.worker_id, step_per_token_us=token_us))
-        assert view.typical is not None
-        assert view.typical.per_token_us == token_us
+        typical = view.typical(Role.DECODE)
+        assert typical is not None
+        assert typical.per_token_us == token_us
     view.join(worker("d3"))
     view.leave("d2")
     d1.take_stats(stats("d1", step_per_token_us=90.0))
     view.leave("d3")
-    assert view.typical.per_token_us == 90.0, "another fleet has another typical worker"
+    typical = view.typical(Role.DECODE)
+    assert typical is not None
+    assert typical.per_token_us == 90.0, "another fleet has another typical worker"
 
 
 @pytest.mark.parametrize(
@@ -208,6 +211,22 @@ def test_a_worker_whose_speed_is_not_proven_counts_as_a_typical_one() -> None:
     slow = stats("d3", step_per_token_us=9000.0, counters=proven, reported_us=10 * HALF_LIFE_US)
     d3.take_stats(slow)
     assert token_us() < 100.0, "it was slow once, and has had no chance since"
+
+
+def test_an_idle_prefill_pool_does_not_count_as_fast_as_the_decode_workers() -> None:
+    """Pools may have other cards, so each has its own typical worker."""
+    proven = {"prefill_tokens": 10**6, "steps": 10**5, "step_us": 10**7}
+    workers = {name: worker(name) for name in ("d1", "d2", "d3", "p1", "p2")}
+    for name, each in workers.items():
+        token_us = 20.0 if each.is_prefill else 400.0
+        for reported_us in (0, 0 if each.is_decode else 100 * HALF_LIFE_US):
+            speed = {"step_per_token_us": token_us, "reported_us": reported_us}
+            each.take_stats(stats(name, counters=proven, **speed))
+    view = view_of(*workers.values())
+    prefill, decode = ([workers[name] for name in names] for names in (("p1", "p2"), ("d1", "d3")))
+    assert [each.pace.per_token_us for each in view.loads(prefill)] == [20.0, 20.0]
+    found = [each.pace.per_token_us for each in view.loads(decode)]
+    assert found == pytest.approx([400.0, 400.0])
 
 
 def test_one_instants_equal_prompts_are_computed_once() -> None:

@@ -109,7 +109,7 @@ def loads_from_scratch(view: FleetView) -> list[list[WorkerLoad]]:
     other = copy.deepcopy(view)
     for each in map(other.worker, NAMES):
         if each is not None:
-            each.assume(other.typical)
+            each.assume(other.typical(each.role))
     return loads_of(other)
 
 
