@@ -17,8 +17,17 @@ TTFT_HEADER, TPOT_HEADER = "x-baton-ttft-ms", "x-baton-tpot-ms"
 """A request's targets: the time to its first token, and the time of each later token."""
 RETENTION_HEADER = "x-cache-retention"
 """How long the request's KV should stay cached: `300` seconds, or `300; priority=80`."""
-SESSION_HEADERS = ("x-session-id", "x-dynamo-session-id", "x-smg-routing-key")
-"""The first of these headers in a request names its session."""
+SESSION_HEADERS = (
+    "x-session-id",
+    "x-dynamo-session-id",
+    "x-smg-routing-key",
+    "x-session-affinity",
+    "x-claude-code-agent-id",
+    "x-claude-code-session-id",
+    "thread-id",
+)
+"""The first of these headers in a request names its session. Claude Code's agents of one session
+have conversations of their own. Codex names its conversation a thread."""
 _SESSION_BYTES = 16
 _RETENTION = re.compile(r"([0-9]{1,12})(?:\s*;\s*priority=([0-9]{1,12}))?", re.ASCII)
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")

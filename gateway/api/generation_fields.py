@@ -183,6 +183,11 @@ class SamplingFields(RequestBody):
         None if they do not say. `cache_retention` is Baton's own field."""
         return None
 
+    @property
+    def session_name(self) -> str | None:
+        """The client's name for the conversation; None if no field names it."""
+        return self.session_id
+
     def check_together(self) -> None:
         """See the base class."""
         super().check_together()
@@ -328,7 +333,7 @@ class GenerationFields(SamplingFields):
 def generation_of(fields: SamplingFields, model: str, stream: bool | None) -> GenerationFields:
     """The request in the form that all endpoints share. Its streams end with the usage."""
     given = {name: getattr(fields, name) for name in fields.model_fields_set & _SHARED}
-    given |= {"model": model, "stream": stream}
+    given |= {"model": model, "stream": stream, "session_id": fields.session_name}
     if stream:
         given["stream_options"] = StreamOptions(include_usage=True)
     shared = _BLANK.model_copy(update=given)  # the values are validated already

@@ -136,8 +136,7 @@ class RequestRecord(msgspec.Struct):
 
     def _session(self) -> str:
         for name in _SESSIONS:
-            value = self.headers.get(name)
-            if value:
+            if name in self.headers and (value := self.headers[name]):
                 return session_of(self.tenant, value.decode("latin-1"))
         return ""
 

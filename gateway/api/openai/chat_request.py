@@ -106,6 +106,11 @@ class ChatRequest(GenerationFields):
         return openai_lifetime_s(self.prompt_cache_retention)
 
     @property
+    def session_name(self) -> str | None:
+        """See the base class."""
+        return self.session_id or self.prompt_cache_key
+
+    @property
     def logprobs_count(self) -> int | None:
         """Number of alternatives to report per token; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.admission.api_keys import KeyRing, hash_key
 from gateway.admission.gate import Gate
+from gateway.admission.request_terms import SESSION_HEADERS
 from gateway.http.access import AccessRules
 from gateway.text.tokenizer import Tokenizer
 from protocol.errors import DeadlineExceeded
@@ -224,7 +225,7 @@ def test_targets_come_from_the_headers_else_from_the_key(api: LiveApi) -> None:
     assert targets(URGENT, tpot="20") == (500, 20)
 
 
-@pytest.mark.parametrize("header", ["x-session-id", "x-dynamo-session-id", "x-smg-routing-key"])
+@pytest.mark.parametrize("header", SESSION_HEADERS)
 def test_sessions_of_different_keys_are_different(api: LiveApi, header: str) -> None:
     def session(key: str, name: str) -> str:
         return asked_by(api, key, headers={header: name}).session
@@ -263,3 +264,29 @@ def test_a_body_names_a_session_if_no_header_does(api: LiveApi) -> None:
     assert session("mine") == by_header != ""
     assert session("other", **{"x-session-id": "mine"}) == by_header
     assert session("") == session(None) == ""
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_a_cache_key_names_a_session_if_nothing_else_does(api: LiveApi, path: str) -> None:
+    turn = [{"role": "user", "content": "Hi"}]
+
+    def session(**fields: str) -> str:
+        api.generator.requests.clear()
+        body = {"model": MODEL, ("input" if "responses" in path else "messages"): turn, **fields}
+        answer = api.http.post(path, json=body, headers={"Authorization": f"Bearer {PLAIN}"})
+        assert answer.status_code == 200
+        return api.generator.requests[0].session
+
+    named = asked_by(api, PLAIN, session_id="mine").session
+    assert session(prompt_cache_key="mine") == session(session_id="mine") == named != ""
+    assert session(prompt_cache_key="other", session_id="mine") == named
+    assert session(user="mine", safety_identifier="mine") == ""
+
+
+def test_agents_of_one_session_have_conversations_of_their_own(api: LiveApi) -> None:
+    whole = {"x-claude-code-session-id": "s"}
+    main, agent = (
+        asked_by(api, PLAIN, headers=headers).session
+        for headers in (whole, {**whole, "x-claude-code-agent-id": "a"})
+    )
+    assert len({"", main, agent}) == 3
