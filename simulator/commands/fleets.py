@@ -42,10 +42,14 @@ class Size:
         return f"{self.prefill} prefill + {self.decode} decode"
 
 
+def trace_options(settings: SimulationSettings) -> TraceOptions:
+    """Which part of the trace the settings use, and how fast."""
+    return TraceOptions(settings.seed, settings.speed, settings.limit, settings.span_s)
+
+
 def load_trace(settings: SimulationSettings) -> Trace:
     """The trace of the settings. Raises ConfigError."""
-    options = TraceOptions(settings.seed, settings.speed, settings.limit, settings.span_s)
-    trace = read_trace(settings.trace, options)
+    trace = read_trace(settings.trace, trace_options(settings))
     recorded = trace.block_tokens
     size = settings.block_size
     if recorded is not None and recorded % size and size % recorded:

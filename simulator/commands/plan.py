@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     path = None if settings.resume is None else Path(settings.resume).expanduser()
     ledger = Ledger(path, Trial)
     key_of = partial(_key, fingerprint(settings, _NOT_OF_TRIALS))
-    with Trials.begun(_try, key_of, ledger, settings.jobs) as trials:
+    with Trials.begun(_try, key_of, ledger, settings, settings.jobs) as trials:
         standings = _search(
             settings,
             candidates,

@@ -6,18 +6,18 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 
 
 @contextmanager
-def simulation_processes(count: int) -> Iterator[Executor]:
-    """`count` processes; none is left when the context ends. An error or a signal in the context
-    ends them at once."""
+def simulation_processes(count: int, begin: Callable[[], None]) -> Iterator[Executor]:
+    """`count` processes, which first call `begin`; none is left when the context ends. An error or
+    a signal in the context ends them at once."""
     others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, _follow_parent)
+    pool = ProcessPoolExecutor(count, context, _begin, (begin,))
     try:
         yield pool
     except BaseException:
@@ -29,10 +29,11 @@ def simulation_processes(count: int) -> Iterator[Executor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _follow_parent() -> None:
+def _begin(begin: Callable[[], None]) -> None:
     """Leave Ctrl-C to the parent, and end when it ends, even if it was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, name="baton-parent", daemon=True).start()
+    begin()
 
 
 def _end_with_parent() -> None:

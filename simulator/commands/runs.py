@@ -1,29 +1,31 @@
 """Simulations of one trace, one after the other or on several cores at once.
 
-Each process reads the trace once. Results do not depend on the number of processes.
+The trace is read once, and the other processes get it from the command: so a file that grows or is
+replaced meanwhile changes nothing. Results do not depend on the number of processes.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
-from contextlib import contextmanager
+from concurrent.futures import Executor, as_completed
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from engine.cpu_quota import threads_within_quota
 from process.cores import usable_cores
-from simulator.commands.fleets import Devices, Size, load_trace
+from simulator.commands.fleets import Devices, Size, load_trace, trace_options
 from simulator.commands.processes import simulation_processes
 from simulator.commands.settings import SimulationSettings
 from simulator.fleet import Fleet
 from simulator.policies.names import POLICIES
 from simulator.report.summary import Summary, Targets, summarize
 from simulator.requests import Request
+from simulator.traces.files import TraceOptions
 from simulator.traces.sessions import Trace
 
 
@@ -44,10 +46,33 @@ class Result:
     requests: list[Request]
 
 
-@lru_cache(maxsize=1)
+_Part = tuple[str, TraceOptions, int]
+_kept: dict[_Part, Trace] = {}
+"""The trace of the command's settings, by what determines it."""
+
+
 def trace_of(settings: SimulationSettings) -> Trace:
-    """The trace of the settings; a process reads it once."""
-    return load_trace(settings)
+    """The trace of the settings. Raises ConfigError."""
+    part = _part(settings)
+    if part not in _kept:
+        _kept.clear()
+        _kept[part] = load_trace(settings)
+    return _kept[part]
+
+
+def processes_with_trace(
+    settings: SimulationSettings, count: int
+) -> AbstractContextManager[Executor]:
+    """`simulation_processes` that have the trace of the settings."""
+    return simulation_processes(count, partial(_keep, _part(settings), trace_of(settings)))
+
+
+def _part(settings: SimulationSettings) -> _Part:
+    return settings.trace, trace_options(settings), settings.block_size
+
+
+def _keep(part: _Part, trace: Trace) -> None:
+    _kept[part] = trace
 
 
 def simulate(
@@ -113,7 +138,7 @@ def _in_processes(
     usd_per_gpu_hour: float | None,
     note: Callable[[int, int], None],
 ) -> Iterator[Result]:
-    with simulation_processes(min(jobs, len(runs))) as pool:
+    with processes_with_trace(settings, min(jobs, len(runs))) as pool:
         futures = [pool.submit(simulate, settings, run, usd_per_gpu_hour) for run in runs]
         for done, _ in enumerate(as_completed(futures)):
             note(done + 1, 0)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from simulator.commands.processes import simulation_processes
-from simulator.commands.runs import num_jobs
+from process.version import baton_version
+from simulator.commands.runs import num_jobs, processes_with_trace
 from simulator.commands.settings import SimulationSettings
 from simulator.planning.ledger import Ledger
 
@@ -54,6 +54,7 @@ class Trials(Generic[JobT, ResultT]):
         tries: Callable[[JobT], ResultT],
         key_of: Callable[[JobT], str],
         ledger: Ledger[ResultT],
+        settings: SimulationSettings,
         jobs: int | None,
     ) -> Iterator[Trials[JobT, ResultT]]:
         """The trials of a search, with `jobs` processes; None is one for each core."""
@@ -63,35 +64,46 @@ class Trials(Generic[JobT, ResultT]):
             if count == 1:
                 yield cls(tries, key_of, ledger, None, progress)
                 return
-            with simulation_processes(count) as pool:
+            with processes_with_trace(settings, count) as pool:
                 yield cls(tries, key_of, ledger, pool, progress)
 
     def run(self, jobs: Sequence[JobT]) -> list[ResultT]:
-        """The results of these jobs, in order."""
+        """The results of these jobs, in order. Each is remembered as soon as it is there."""
         self._total += len(jobs)
         self._progress.update(self._task, total=self._total)
         keys = [self._key_of(each) for each in jobs]
-        missing = [job for job, key in zip(jobs, keys, strict=True) if not self._ledger.find(key)]
-        run = map if self._pool is None else self._pool.map
-        made = run(self._tries, missing)
-        results = []
-        for key in keys:
-            result = self._ledger.find(key)
-            if result is None:
-                result = next(made)
-                self._ledger.add(key, result)
-            results.append(result)
+        found = {key: self._ledger.find(key) for key in keys}
+        missing = {key: job for key, job in zip(keys, jobs, strict=True) if found[key] is None}
+        self._progress.advance(self._task, len(jobs) - len(missing))
+        results = {key: each for key, each in found.items() if each is not None}
+        for key, result in self._made(missing):
+            self._ledger.add(key, result)
             self._progress.advance(self._task)
-        return results
+            results[key] = result
+        return [results[key] for key in keys]
+
+    def _made(self, jobs: Mapping[str, JobT]) -> Iterator[tuple[str, ResultT]]:
+        """The jobs' results with their keys, as they come."""
+        if self._pool is None:
+            for key, job in jobs.items():
+                yield key, self._tries(job)
+            return
+        futures = {self._pool.submit(self._tries, job): key for key, job in jobs.items()}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
 def fingerprint(settings: SimulationSettings, unless: Collection[str]) -> str:
-    """A digest of all settings but these, and of the trace's file."""
-    values = asdict(settings)
+    """A digest of all settings but these, of the versions of the files that they name, and of
+    Baton's version."""
+    values = {**asdict(settings), "version": baton_version()}
     for name in unless:
         del values[name]
-    path = Path(settings.trace).expanduser()
-    if path.is_file():
-        stat = path.stat()
-        values["trace"] = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+    for name in ("trace", "model", "gpu"):
+        path = Path(values[name]).expanduser()
+        if path.is_dir():
+            path /= "config.json"
+        if path.is_file():
+            stat = path.stat()
+            values[name] = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

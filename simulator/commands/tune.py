@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     start = {each.name: float(getattr(settings, each.name)) for each in knobs}
     path = None if settings.resume is None else Path(settings.resume).expanduser()
     key_of = partial(_key, fingerprint(settings, [*_NOT_OF_TRIALS, *start]))
-    with Trials.begun(_try, key_of, Ledger(path, Served), settings.jobs) as trials:
+    with Trials.begun(_try, key_of, Ledger(path, Served), settings, settings.jobs) as trials:
         tried = climb(
             start,
             knobs,

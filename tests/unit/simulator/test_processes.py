@@ -23,7 +23,7 @@ def hang(path):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with simulation_processes(2) as pool:
+    with simulation_processes(2, bool) as pool:
         list(pool.map(hang, [sys.argv[1]] * 4))
 """
 
