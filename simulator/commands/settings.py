@@ -20,7 +20,8 @@ class SimulationSettings:
         "turns:turns=5,pause=10,..."
     )
     model: str = setting(
-        help="a config.json or its folder, or Llama-3-8B, Llama-3-70B, OPT-13B, Qwen3-30B-A3B"
+        help="a config.json or its folder, a GGUF file, or Llama-3-8B, Llama-3-70B, OPT-13B, "
+        "Qwen3-30B-A3B"
     )
     gpu: str = setting(
         "H100", help="H100, H200, A100-80G, A800, L40S, or a JSON file with measured numbers"

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from checkpoint.gguf.folder import SUFFIX
 from checkpoint.json_keys import JsonKeys, read_json_object
+from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import completed_keys, parse_model_config
 from engine.checkpoint.model_config import ModelConfig
 from protocol.errors import ConfigError, ModelLoadError
@@ -140,20 +142,26 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 
 
 def model_shape(name: str) -> ModelShape:
-    """The model with a known name, or in a config.json or its folder. Raises ConfigError and
-    ModelLoadError."""
+    """The model with a known name, or in a config.json, its folder or a GGUF file. Raises
+    ConfigError and ModelLoadError."""
     for known, values in KNOWN.items():
         if known.lower() == name.lower():
             return shape_of(JsonKeys(values, known), known)
     path = Path(name).expanduser()
-    if path.is_dir():
-        path /= "config.json"
+    title = path.resolve().parent.name
+    if path.is_dir() or path.suffix.lower() == SUFFIX:
+        path, title = _folder(path) / "config.json", path.resolve().name
     if not path.is_file():
         raise ConfigError(
-            f"--model {name}: give a config.json, a folder that has one, or one of "
+            f"--model {name}: give a config.json, a folder that has one, a GGUF file, or one of "
             f"{', '.join(KNOWN)}; of a model on a hub, save its config.json first"
         )
-    return shape_of(JsonKeys(read_json_object(path), str(path)), path.resolve().parent.name)
+    return shape_of(JsonKeys(read_json_object(path), str(path)), title)
+
+
+def _folder(path: Path) -> Path:
+    """The folder with the config.json of a checkpoint. Raises ModelLoadError."""
+    return resolve_model(path) if path.exists() else path
 
 
 def shape_of(keys: JsonKeys, name: str) -> ModelShape:

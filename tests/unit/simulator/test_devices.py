@@ -15,7 +15,8 @@ from simulator.devices.cards import CARDS, card_named, read_card
 from simulator.devices.model_shape import model_shape, shape_of
 from simulator.devices.roofline import Precision, Roofline
 from simulator.devices.step_times import ChunkWork, chunk_work
-from tests.paths import HYBRID
+from tests.gguf_files import write_gguf
+from tests.paths import DEMO_MODEL, HYBRID
 from tests.sequences import greedy, sequence_of
 
 DEEPSEEK_V3 = {
@@ -51,6 +52,23 @@ def test_a_config_file_and_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(DEEPSEEK_V3))
     assert model_shape(str(path)) == model_shape(str(tmp_path))
+
+
+def test_a_gguf_file_and_a_folder_that_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "ours" / "demo-Q8_0.gguf"
+    file.parent.mkdir()
+    write_gguf(file, DEMO_MODEL, "qwen3", kind="Q8_0")
+    wanted = model_shape(str(DEMO_MODEL))
+    for name, title in ((file, file.name), (file.parent, "ours")):
+        found = model_shape(str(name))
+        assert found.name == title
+        assert found.num_layers == wanted.num_layers
+        assert found.attention_params == wanted.attention_params
+        assert found.dense_params == wanted.dense_params
+        assert found.kv_values == wanted.kv_values
 
 
 @pytest.mark.parametrize(
