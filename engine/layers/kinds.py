@@ -17,14 +17,14 @@ from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
 from engine.layers.experts import LayerFactory
 from engine.layers.experts_feed_forward import ExpertsFeedForward
-from engine.layers.gated_delta import GatedDelta, GatedDeltaByHead, GatedDeltaGatesByHead
 from engine.layers.gated_feed_forward import GatedFeedForward
 from engine.layers.grouped_attention import GroupedAttention
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import LinearLayer
-from engine.layers.mamba2 import Mamba2
 from engine.layers.ops import LayerOps
 from engine.layers.output_gated_attention import OutputGatedAttention
+from engine.layers.recurrent.gated_delta import GatedDelta, GatedDeltaByHead, GatedDeltaGatesByHead
+from engine.layers.recurrent.mamba2 import Mamba2
 from engine.layers.squared_relu import NoFeedForward, SquaredRelu
 from engine.layers.unrotated_attention import UnrotatedAttention
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.weights import load_weights
-from engine.layers import state_space
-from engine.layers.delta_rule import DeltaInputs, chunked, one_each
+from engine.layers.recurrent import state_space
+from engine.layers.recurrent.delta_rule import DeltaInputs, chunked, one_each
 from protocol.errors import ModelLoadError
 from tests.effort import some
 from tests.hybrid_models import HYBRIDS

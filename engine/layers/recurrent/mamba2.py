@@ -1,7 +1,7 @@
 """A layer of Mamba-2: a convolution over the last tokens, then a state space whose state is all
 that later tokens see (Nemotron-H).
 
-`engine.layers.convolved_states` has the states, and `engine.layers.state_space` computes.
+`engine.layers.recurrent.convolved_states` has the states, and `engine.layers.state_space` computes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Spli
 from engine.checkpoint.mamba_config import MambaConfig
 from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
-from engine.layers.convolved_states import ConvolvedStates
 from engine.layers.linear import LinearFactory, LinearLayer
-from engine.layers.state_space import SpaceInputs, chunked, one_each
+from engine.layers.recurrent.convolved_states import ConvolvedStates
+from engine.layers.recurrent.state_space import SpaceInputs, chunked, one_each
 
 
 class Mamba2:

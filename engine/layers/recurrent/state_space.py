@@ -11,9 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
-CHUNK = 64
+from engine.layers.recurrent.chunks import Chunks, decays_of
 
 
 class SpaceInputs(NamedTuple):
@@ -32,30 +31,19 @@ def chunked(inputs: SpaceInputs, state: torch.Tensor | None) -> tuple[torch.Tens
     [num_heads, head_dim, state_size]. `state` is the state before them; None means an empty
     state."""
     stepped, b, c = _by_head(inputs)
-    num_tokens, size = len(stepped), min(CHUNK, len(stepped))
-    num_chunks = -(-num_tokens // size)
-    missing = num_chunks * size - num_tokens
-
-    def by_chunk(x: torch.Tensor) -> torch.Tensor:  # [heads, chunks, size, ...]
-        x = x.transpose(0, 1)
-        x = pad(x, (0, 0) * (x.dim() - 2) + (0, missing))
-        return x.reshape(len(x), num_chunks, size, *x.shape[2:])
-
-    stepped, b, c, g = (by_chunk(x) for x in (stepped, b, c, inputs.g))
-    decay = g.cumsum(2)  # the decay up to each token, since its chunk began
-    above = torch.ones(size, size, dtype=torch.bool, device=g.device).triu(1)
-    between = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(above, -torch.inf).exp()
-    out = (c @ b.transpose(2, 3) * between) @ stepped
-    c = c * decay.exp().unsqueeze(3)
-    left = (decay[:, :, -1:] - decay).exp().unsqueeze(3)
-    added = (stepped * left).transpose(2, 3) @ b  # the state that each chunk adds, at its end
-    kept = decay[:, :, -1].exp()[..., None, None]
+    chunks = Chunks(len(stepped))
+    stepped, b, c, g = (chunks.split(x) for x in (stepped, b, c, inputs.g))
+    decays = decays_of(g)
+    out = (c @ b.transpose(2, 3) * decays.between) @ stepped
+    c = c * decays.to_token
+    # the state that each chunk adds, at its end
+    added = (stepped * decays.to_end).transpose(2, 3) @ b
     if state is None:
         state = torch.zeros_like(added[:, 0])
-    for chunk in range(num_chunks):
+    for chunk in range(chunks.number):
         out[:, chunk] += c[:, chunk] @ state.transpose(1, 2)
-        state = state * kept[:, chunk] + added[:, chunk]
-    return out.flatten(1, 2)[:, :num_tokens].transpose(0, 1), state
+        state = state * decays.whole[:, chunk] + added[:, chunk]
+    return chunks.join(out), state
 
 
 def one_each(inputs: SpaceInputs, state: torch.Tensor) -> torch.Tensor:

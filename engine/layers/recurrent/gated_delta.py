@@ -1,7 +1,7 @@
 """A layer with a gated delta rule: a convolution over the last tokens, then linear attention whose
 state is all that later tokens see (Qwen3-Next, Qwen3.5).
 
-`engine.layers.convolved_states` has the states, and `engine.layers.delta_rule` computes.
+`engine.layers.recurrent.convolved_states` has the states, and `engine.layers.delta_rule` computes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from engine.checkpoint.delta_config import DeltaConfig
 from engine.checkpoint.layer_tensors import KindWeights, LayerTensor, Rows, Split
 from engine.checkpoint.model_config import ModelConfig
 from engine.layers.attention_pass import AttentionPass
-from engine.layers.convolved_states import ConvolvedStates
-from engine.layers.delta_rule import DeltaInputs, chunked, one_each
 from engine.layers.linear import LinearFactory, LinearLayer
+from engine.layers.recurrent.convolved_states import ConvolvedStates
+from engine.layers.recurrent.delta_rule import DeltaInputs, chunked, one_each
 
 
 class GatedDelta:

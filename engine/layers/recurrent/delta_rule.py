@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import pad
 
-CHUNK = 64
+from engine.layers.recurrent.chunks import Chunks, decays_of
+
 _NORM_EPS = 1e-6
 
 
@@ -35,36 +35,25 @@ def chunked(inputs: DeltaInputs, state: torch.Tensor | None) -> tuple[torch.Tens
     them, [num_value_heads, key_dim, value_dim]. `state` is the state before them; None means an
     empty state."""
     q, k = _normed(inputs)
-    num_tokens, size = len(q), min(CHUNK, len(q))
-    num_chunks = -(-num_tokens // size)
-    missing = num_chunks * size - num_tokens
-
-    def by_chunk(x: torch.Tensor) -> torch.Tensor:  # [heads, chunks, size, ...]
-        x = x.transpose(0, 1)
-        x = pad(x, (0, 0) * (x.dim() - 2) + (0, missing))
-        return x.reshape(len(x), num_chunks, size, *x.shape[2:])
-
-    q, k, v, g, beta = (by_chunk(x) for x in (q, k, *inputs[2:]))
-    decay = g.cumsum(2)  # the decay up to each token, since its chunk began
-    above = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-    between = (decay.unsqueeze(3) - decay.unsqueeze(2)).masked_fill(above, -torch.inf).exp()
+    chunks = Chunks(len(q))
+    q, k, v, g, beta = (chunks.split(x) for x in (q, k, *inputs[2:]))
+    decays = decays_of(g)
     weighted = beta.unsqueeze(3)
-    system = (k * weighted) @ k.transpose(2, 3) * between
-    right = torch.cat((v, k * decay.exp().unsqueeze(3)), dim=3) * weighted
+    system = (k * weighted) @ k.transpose(2, 3) * decays.between
+    right = torch.cat((v, k * decays.to_token), dim=3) * weighted
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     values, read = solved.split([v.shape[3], k.shape[3]], dim=3)
-    within = (q @ k.transpose(2, 3)) * between
-    q = q * decay.exp().unsqueeze(3)
-    k = (k * (decay[:, :, -1:] - decay).exp().unsqueeze(3)).transpose(2, 3)
-    kept = decay[:, :, -1].exp()[..., None, None]
+    within = (q @ k.transpose(2, 3)) * decays.between
+    q = q * decays.to_token
+    k = (k * decays.to_end).transpose(2, 3)
     if state is None:
         state = q.new_zeros(len(q), q.shape[3], v.shape[3])
     out = torch.empty_like(v)
-    for chunk in range(num_chunks):
+    for chunk in range(chunks.number):
         fresh = values[:, chunk] - read[:, chunk] @ state
         out[:, chunk] = q[:, chunk] @ state + within[:, chunk] @ fresh
-        state = state * kept[:, chunk] + k[:, chunk] @ fresh
-    return out.flatten(1, 2)[:, :num_tokens].transpose(0, 1), state
+        state = state * decays.whole[:, chunk] + k[:, chunk] @ fresh
+    return chunks.join(out), state
 
 
 def one_each(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
