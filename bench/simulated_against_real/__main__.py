@@ -50,6 +50,8 @@ _MIXTURE_S = 15.0
 _PART_S, _LEAST_PARTS = 10.0, 3
 """The length of a load's parts, and the least number. Pieces of the mixture lie around and between
 them, and see the same changes of the machine's speed."""
+_SEEDS = 8
+"""The simulations of a load, which differ in their draws; simulated figures are their means."""
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -124,11 +126,13 @@ def _compare(
     for name, parts, measured, usage in found:
         profile = with_handoff(shape, measured, context, traces)
         console.print(f"{model}, {shape.name}, {name}: {_in_words(profile)}")
-        simulated_parts = simulate(shape, profile, context, traces)
-        requests = [each for part in parts for each in simulated_parts[part.trace.name]]
+        runs = list[Figures]()
+        for seed in range(_SEEDS):
+            served = simulate(shape, profile, context, traces, seed)
+            runs.append(Figures.of([each for part in parts for each in served[part.trace.name]]))
         played = [each for part in parts for each, _ in part.traced]
-        real, simulated = Figures.of(played), Figures.of(requests)
-        yield Comparison(model, shape.name, name, len(requests), real, simulated, usage)
+        real, simulated = Figures.of(played), Figures.mean(runs)
+        yield Comparison(model, shape.name, name, len(played), real, simulated, usage)
 
 
 def _calibration(fleet: BenchFleet) -> tuple[Calibration, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from bench.replay.player import Played
 from bench.simulated_against_real.fleet_profile import Profile
@@ -41,6 +42,15 @@ class Figures:
             math.fsum(totals) / len(totals), math.fsum(ttft) / len(ttft), percentile(ttft, 0.99)
         )
 
+    @classmethod
+    def mean(cls, runs: Sequence[Figures]) -> Figures:
+        """The mean of each figure over several runs."""
+        return cls(
+            fmean(each.mean_total for each in runs),
+            fmean(each.mean_ttft for each in runs),
+            fmean(each.p99_ttft for each in runs),
+        )
+
     def by_name(self) -> dict[str, float]:
         """The figures as `LIMITS` names them."""
         return {
@@ -74,11 +84,11 @@ class Comparison:
 
 
 def simulate(
-    shape: Shape, profile: Profile, context: int, traces: Sequence[Trace]
+    shape: Shape, profile: Profile, context: int, traces: Sequence[Trace], seed: int = 0
 ) -> dict[str, list[Request]]:
     """The simulated requests of each trace, in the order of their arrival, by the trace's name. The
-    fleet serves one trace after the other, as the real one does."""
-    fleet = Fleet(simulated_fleet(shape, context, profile.timing), seed=0)
+    fleet serves one trace after the other, as the real one does. `seed` is that of the draws."""
+    fleet = Fleet(simulated_fleet(shape, context, profile.timing), seed)
     found, num_before, begin_s = dict[str, list[Request]](), 0, 0.0
     for trace in traces:
         later = [replace(each, start_s=each.start_s + begin_s) for each in trace.sessions]

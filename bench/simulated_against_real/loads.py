@@ -82,7 +82,7 @@ def calibration_traces(context: int) -> list[Trace]:
 
 def load_trace(load: Load, costs: Costs, context: int, seconds: float) -> Trace:
     """The traffic of a load that takes about so long, as dense as the fleet allows. No load repeats
-    the prompts of another one, which workers still have in their caches."""
+    the prompts or blocks of another one, which workers still have in their caches."""
     prompt, output = min(_PROMPT, context // 6), min(_OUTPUT, context // 16)
     times = costs.times
     alone = table_value(times.chunks, prompt) + output * table_value(times.decodes, 4) / 4
@@ -97,11 +97,20 @@ def load_trace(load: Load, costs: Costs, context: int, seconds: float) -> Trace:
     )
     trace = read_trace(text, TraceOptions(seed=load.seed, block_tokens=BLOCK_TOKENS))
     sessions = [
-        replace(each, name=f"{load.name} {each.name}")
+        replace(
+            each,
+            name=f"{load.name} {each.name}",
+            turns=tuple(_in_space(load.seed, turn) for turn in each.turns),
+        )
         for each in trace.sessions
         if _fits(each.turns, context)
     ]
     return Trace(load.name, sessions)
+
+
+def _in_space(space: int, turn: Turn) -> Turn:
+    """The turn with blocks of which none is a block of another space."""
+    return turn if turn.blocks is None else replace(turn, blocks=replace(turn.blocks, space=space))
 
 
 def _fits(turns: Sequence[Turn], context: int) -> bool:

@@ -116,6 +116,28 @@ def test_no_load_repeats_a_prompt_of_another_one() -> None:
     assert len(set(names)) == len(names) > 0
 
 
+def test_no_part_of_a_load_repeats_a_block_of_another_one() -> None:
+    """Real answers differ between parts, so blocks behind them would be equal in the simulation
+    only."""
+    talks = next(load for load in LOADS if load.name == "talks")
+    found = [
+        {
+            digest
+            for s in trace.sessions
+            for t in s.turns
+            for digest in t.blocks.digests(BLOCK_TOKENS)
+        }
+        for trace in (load_trace(part, PROFILE.costs, 1024, 5.0) for part in talks.parts(3))
+    ]
+    assert all(found)
+    assert sum(map(len, found)) == len(set().union(*found))
+
+
+def test_the_figures_of_several_runs_are_averaged() -> None:
+    runs = [Figures(1.0, 0.5, 2.0), Figures(3.0, 0.7, 4.0)]
+    assert Figures.mean(runs) == Figures(2.0, pytest.approx(0.6), 3.0)
+
+
 def test_steps_beside_another_worker_s_take_longer() -> None:
     noise = StepNoise(((1.0, ((1.0,), (1.25,))),), ((1.0, ((1.0,), (1.5,))),))
     lone, crowded = (
