@@ -1,4 +1,4 @@
-"""Temporary files. A read-only container may have no folder for them, which is a ConfigError."""
+"""Temporary files. A read-only container or a full disk has no room for them: a ConfigError."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import IO
 
 from protocol.errors import ConfigError
 
-_NONE = "there is no writable folder for temporary files: mount one at /tmp, or name one by TMPDIR"
+_NONE = (
+    "no folder for temporary files can be written to, or all are full: mount one at /tmp, or name "
+    "one by TMPDIR"
+)
 
 
 def temporary_folder(prefix: str) -> Path:

@@ -6,6 +6,8 @@ that its loop is turning.
 
 from __future__ import annotations
 
+import errno
+
 import zmq
 
 from process.sockets.host_names import bracketed
@@ -19,6 +21,7 @@ HANDSHAKE_MS = 3000
 """Milliseconds after which a peer that has not proved the secret is disconnected."""
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
+_NO_NAME = "this is neither an interface of this host nor a name that resolves to an address"
 
 
 def tcp_endpoint(host: str, port: int) -> str:
@@ -54,5 +57,6 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close()
-        raise ConfigError(f"cannot listen on {endpoint}: {error}") from error
+        reason = _NO_NAME if error.errno == errno.ENODEV else zmq.strerror(error.errno or 0)
+        raise ConfigError(f"cannot listen on {endpoint}: {reason}") from error
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

@@ -73,4 +73,4 @@ def test_without_a_folder_for_temporary_files_there_is_one_line() -> None:
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.startswith("baton up: there is no writable folder for temporary files: mount one")
+    assert line.startswith("baton up: no folder for temporary files can be written to, or all are ")

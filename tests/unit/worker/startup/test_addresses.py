@@ -50,6 +50,18 @@ def test_a_host_that_is_not_ours_is_found() -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("192.0.2.1", "Cannot assign requested address"),
+        ("no-host.invalid", "this is neither an interface of this host nor a name that resolves"),
+    ],
+)
+def test_the_reason_is_in_plain_words(host: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f": {reason}[^(]*$"):
+        check_ports(settings(host=host))
+
+
+@pytest.mark.parametrize(
     ("changes", "address"),
     [
         ({}, "127.0.0.1"),
