@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.formatted_text import ANSI
@@ -23,7 +25,7 @@ from protocol.error_line import one_line
 from protocol.errors import ConfigError, ServiceError
 
 _PROMPT = ANSI("\x1b[1;32m>\x1b[0m ")
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,6 +91,7 @@ def _answer_once(endpoint: Endpoint, conversation: Conversation, question: str) 
 
 def _converse(endpoint: Endpoint, conversation: Conversation, console: Console) -> None:
     session: PromptSession[str] = PromptSession()
+    signal.signal(signal.SIGTERM, _terminate)
     while True:
         try:
             _take_line(session.prompt(_PROMPT).strip(), endpoint, conversation, console)
@@ -98,6 +101,11 @@ def _converse(endpoint: Endpoint, conversation: Conversation, console: Console) 
             continue
         except (ConfigError, ServiceError) as error:
             console.print(one_line(error), style="red")
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    """End with what has to be done at the end: at the prompt the terminal is in another mode."""
+    raise SystemExit(_TERMINATED)
 
 
 def _take_line(line: str, endpoint: Endpoint, conversation: Conversation, console: Console) -> None:

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -77,6 +78,16 @@ class Terminal:
                 raise AssertionError(f"{text!r} did not appear in {self._text[self._seen :]!r}")
         begin, self._seen = self._seen, place + len(text)
         return self._text[begin : self._seen]
+
+    def modes(self) -> list[int]:
+        """How the terminal treats what is typed and shown: see termios(3)."""
+        flags: list[int] = termios.tcgetattr(self._handle)[:4]
+        return flags
+
+    def end_by(self, number: signal.Signals) -> int:
+        """Send a signal and wait for the end; the exit status."""
+        self._process.send_signal(number)
+        return self._process.wait(WAIT_S)
 
     def status(self, keys: bytes) -> int:
         """Type `keys` and wait for the end; the exit status. They are typed again whenever nothing
