@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cli.chat.answer_stream import Message
 from protocol.errors import ConfigError
+from protocol.home_paths import home_path
 
 COMMANDS = {
     "/reset": "forget all messages but the system prompt",
@@ -62,10 +63,10 @@ class Conversation:
         """Write the messages to a file, and return its path. Raises ConfigError."""
         if not name:
             raise ConfigError("name a file: /save FILE")
-        path = Path(name).expanduser()
+        path = home_path(name)
         text = json.dumps({"messages": self.messages()}, ensure_ascii=False, indent=2)
         try:
-            path.write_text(text + "\n", encoding="utf-8")
+            path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
         return path

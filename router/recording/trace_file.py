@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.home_paths import home_path
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
@@ -22,12 +23,7 @@ class TraceFile:
 
     def __init__(self, path: str | Path, max_bytes: int) -> None:
         """Opens or creates the file; a leading `~` is a home folder. Raises ConfigError."""
-        try:
-            self._path = path = Path(path).expanduser()
-        except RuntimeError as error:
-            raise ConfigError(
-                f"record_trace {path}: there is no home folder of this name here"
-            ) from error
+        self._path = path = home_path(path, "record_trace")
         self._limit = max_bytes // 2
         try:
             self._fd = _open(path)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.home_paths import home_path
 from protocol.messages import Role
 from router.routing.placement import NO_TARGETS, Targets
 from scheduling.scheduler import Scheduler, SchedulerConfig
@@ -66,7 +66,7 @@ class Devices:
     def __init__(self, settings: SimulationSettings) -> None:
         self._settings = settings
         self._shape: ModelShape = model_shape(settings.model)
-        path = Path(settings.gpu).expanduser()
+        path = home_path(settings.gpu, "--gpu")
         self._card: Card
         self._measured: StepTimes | None = None
         if path.is_file():

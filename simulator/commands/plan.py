@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
-from pathlib import Path
 
 from process.number_text import count
 from process.settings import settings_or_exit
 from protocol.errors import ConfigError
+from protocol.home_paths import home_path
 from simulator.commands.fleets import Devices, Size
 from simulator.commands.runs import trace_of
 from simulator.commands.settings import PlanSettings
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     devices = Devices(settings)
     cards = f"{settings.gpus} x {devices.card_name}"
     title = f"{trace_of(settings).title}: {devices.model_name}, {cards}"
-    path = None if settings.resume is None else Path(settings.resume).expanduser()
+    path = None if settings.resume is None else home_path(settings.resume, "--resume")
     ledger = Ledger(path, Trial)
     key_of = partial(_key, fingerprint(settings, _NOT_OF_TRIALS))
     with Trials.begun(_try, key_of, ledger, settings, settings.jobs) as trials:

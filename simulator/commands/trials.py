@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from process.version import baton_version
+from protocol.home_paths import home_path
 from simulator.commands.runs import num_jobs, processes_with_trace
 from simulator.commands.settings import SimulationSettings
 from simulator.planning.ledger import Ledger
@@ -100,7 +100,7 @@ def fingerprint(settings: SimulationSettings, unless: Collection[str]) -> str:
     for name in unless:
         del values[name]
     for name in ("trace", "model", "gpu"):
-        path = Path(values[name]).expanduser()
+        path = home_path(values[name], f"--{name}")
         if path.is_dir():
             path /= "config.json"
         if path.is_file():

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from process.settings import settings_or_exit
 from protocol.errors import ConfigError
+from protocol.home_paths import home_path
 from simulator.commands.fleets import Devices, Size
 from simulator.commands.runs import Run, simulate, trace_of
 from simulator.commands.settings import TuneSettings
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     title = f"{trace_of(settings).title}: {_size(settings).name}, {Devices(settings).title}"
     knobs = _knobs(settings)
     start = {each.name: float(getattr(settings, each.name)) for each in knobs}
-    path = None if settings.resume is None else Path(settings.resume).expanduser()
+    path = None if settings.resume is None else home_path(settings.resume, "--resume")
     key_of = partial(_key, fingerprint(settings, [*_NOT_OF_TRIALS, *start]))
     with Trials.begun(_try, key_of, Ledger(path, Served), settings, settings.jobs) as trials:
         tried = climb(

@@ -18,6 +18,7 @@ from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import completed_keys, parse_model_config
 from engine.checkpoint.model_config import ModelConfig
 from protocol.errors import ConfigError, ModelLoadError
+from protocol.home_paths import home_path
 from protocol.layout import FP8, KvGroup, KvLayout, kept_grouping
 
 _DTYPES: Mapping[float, str] = {1.0: FP8, 2.0: "bfloat16", 4.0: "float32"}
@@ -147,7 +148,7 @@ def model_shape(name: str) -> ModelShape:
     for known, values in KNOWN.items():
         if known.lower() == name.lower():
             return shape_of(JsonKeys(values, known), known)
-    path = Path(name).expanduser()
+    path = home_path(name, "--model")
     title = path.resolve().parent.name
     if path.is_dir() or path.suffix.lower() == SUFFIX:
         path, title = _folder(path) / "config.json", path.resolve().name

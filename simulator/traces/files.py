@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from protocol.errors import ConfigError
+from protocol.home_paths import home_path
 from router.recording.recorder import FORMAT
 from simulator.traces import agents, azure, bailian, generated, mooncake, recorded
 from simulator.traces.lines import json_lines, open_trace
@@ -48,7 +49,7 @@ def read_trace(name: str, options: TraceOptions) -> Trace:
 def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[Session]:
     if generated.is_generated(name):
         return generated.sessions(name, rng, options.block_tokens)
-    path = Path(name).expanduser()
+    path = home_path(name, "--trace")
     if path.is_dir():
         raise ConfigError(f"--trace {name}: it is a folder")
     if path.exists() and not path.is_file():

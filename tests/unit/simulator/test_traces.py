@@ -297,6 +297,7 @@ def test_a_bad_file_is_one_line_that_says_where(tmp_path: Path, text: str, words
     [
         ("/nowhere/trace", "No such file"),
         ("/", "it is a folder"),
+        ("~nobody-of-this-name/x", "--trace ~nobody-of-this-name/x: there is no home folder"),
         ("poisson:rat=3", "'rat' is none"),
         ("poisson:rate=x", "rate must be a number from 1e-06"),
         ("poisson:rate=nan", "rate must be a number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -204,6 +205,15 @@ def test_a_conversation_through_a_terminal(server, tmp_path):
     assert saved == [*second, {"role": "assistant", "content": "Rome!"}]
 
 
+def test_sigterm_leaves_the_terminal_as_it_was(server: ChatServer) -> None:
+    with terminal(server) as screen:
+        former = screen.modes()  # the command is not here yet
+        screen.wait_for(">")
+        assert screen.modes() != former, "at the prompt, each key is read"
+        assert screen.end_by(signal.SIGTERM) == 143
+        assert screen.modes() == former
+
+
 def test_ctrl_c_stops_an_answer_and_keeps_what_came(server):
     server.answers = [["A long", " story", None], ["Go on."]]
     with terminal(server) as screen:
@@ -287,3 +297,12 @@ def test_there_must_be_an_answer_to_make_again(tmp_path: Path):
         conversation.reopen()
     with pytest.raises(ConfigError, match="cannot be written"):
         conversation.save(str(tmp_path / "none" / "file"))
+    with pytest.raises(ConfigError, match="no home folder"):
+        conversation.save("~nobody-of-this-name/file")
+
+
+def test_text_that_is_not_unicode_is_saved_as_it_is(tmp_path: Path) -> None:
+    """In the locale C a terminal's bytes may be no text."""
+    conversation = Conversation("caf\udce9")
+    path = conversation.save(str(tmp_path / "file"))
+    assert json.loads(path.read_text())["messages"] == conversation.messages()
