@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from struct import iter_unpack
 
 import msgspec
 
@@ -105,9 +106,9 @@ def block_hashes(root: bytes, tokens: Sequence[int], block_size: int) -> list[by
     whole = data.tobytes()
     hashes: list[bytes] = []
     parent, blank = root, _BLANK.copy
-    for start in range(0, len(whole) - size + 1, size):
+    for (block,) in iter_unpack(f"{size}s", whole[: len(whole) // size * size]):
         state = blank()
-        state.update(parent + whole[start : start + size])
+        state.update(parent + block)
         parent = state.digest()
         hashes.append(parent)
     return hashes
