@@ -35,7 +35,7 @@ from console.telemetry.other_routers import (
     merged_pairs,
 )
 from console.telemetry.pressure import SideState, Verdict
-from console.telemetry.request_window import POINT_US, Ended, RequestWindow, Slot
+from console.telemetry.request_window import POINT_US, RequestWindow, Slot
 from console.telemetry.targets import Targets
 from console.telemetry.worker_pairs import PairKey, PairPaths, PairTable
 from console.telemetry.workers import workers_json
@@ -264,13 +264,14 @@ class FleetReport:
     # -- reports of ended requests ------------------------------------------------------------
 
     def _take_ended(self, traces: Sequence[RequestTrace], durations: Sequence[Durations]) -> None:
-        slot, is_good = self._window.now(), self.targets.is_good
-        tpot_target_ms = self._tpot_in_force
+        is_good, tpot_target_ms = self.targets.is_good, self._tpot_in_force
+        goods = [
+            is_good(trace, phases, tpot_target_ms)
+            for trace, phases in zip(traces, durations, strict=True)
+        ]
+        self._window.now().add(goods, durations, sum([each.num_output_tokens for each in traces]))
         by_key: Counter[tuple[str, bool]] = Counter()
-        for trace, phases in zip(traces, durations, strict=True):
-            times = (phases["ttft_ms"], phases["tpot_ms"], phases["queue_ms"])
-            is_good_now = is_good(trace, tpot_target_ms)
-            slot.add(Ended(is_good_now, *times, trace.num_output_tokens))
+        for trace, is_good_now in zip(traces, goods, strict=True):
             if is_good_now is not None:
                 by_key[trace.key, is_good_now] += 1
             if len(trace.attempts) != 1 or trace.attempts[0].failed is not None:

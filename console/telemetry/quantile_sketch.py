@@ -7,7 +7,7 @@ wide as the one below, so that a quantile is within 1 % of a value that was obse
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, log
 
 GAMMA = 1.02
@@ -25,13 +25,13 @@ class Sketch:
         self.buckets: dict[int, int] = dict(buckets or {})
         self.count = sum(self.buckets.values())
 
-    def add(self, value: float) -> None:
-        """Observe a value."""
-        bucket = _SMALLEST_BUCKET
-        if value > _SMALLEST:
-            bucket = ceil(log(value) * _PER_LOG)
-        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
-        self.count += 1
+    def add(self, values: Sequence[float]) -> None:
+        """Observe values."""
+        buckets = self.buckets
+        for value in values:
+            bucket = ceil(log(value) * _PER_LOG) if value > _SMALLEST else _SMALLEST_BUCKET
+            buckets[bucket] = buckets.get(bucket, 0) + 1
+        self.count += len(values)
 
     def merge(self, other: Sketch) -> None:
         """Add another sketch's values."""

@@ -7,9 +7,8 @@ reading; each history point is made once, when its time is over. The clock is pa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from console.telemetry.quantile_sketch import Sketch, merged
 
@@ -18,16 +17,6 @@ MINUTE_US = 60_000_000
 POINT_US = 30_000_000
 NUM_POINTS = 120
 """Enough for one hour."""
-
-
-class Ended(NamedTuple):
-    """One request that ended. `is_good` is None if it does not count for goodput."""
-
-    is_good: bool | None
-    ttft_ms: float | None
-    tpot_ms: float | None
-    queue_ms: float | None
-    num_output_tokens: int
 
 
 @dataclass
@@ -44,19 +33,22 @@ class Slot:
     tpot: Sketch = field(default_factory=Sketch)
     queue: Sketch = field(default_factory=Sketch)
 
-    def add(self, ended: Ended) -> None:
-        """Count a request."""
-        self.num_ended += 1
-        self.output_tokens += ended.num_output_tokens
-        if ended.is_good is not None:
-            self.num_counted += 1
-            self.num_good += ended.is_good
-        if ended.ttft_ms is not None:
-            self.ttft.add(ended.ttft_ms)
-        if ended.tpot_ms is not None:
-            self.tpot.add(ended.tpot_ms)
-        if ended.queue_ms is not None:
-            self.queue.add(ended.queue_ms)
+    def add(
+        self,
+        goods: Sequence[bool | None],
+        durations: Sequence[Mapping[str, float | None]],
+        output_tokens: int,
+    ) -> None:
+        """Count requests: for each, whether it is good (None: it does not count for goodput) and
+        its durations; for all together, their output tokens."""
+        counted = [each for each in goods if each is not None]
+        self.num_ended += len(goods)
+        self.num_counted += len(counted)
+        self.num_good += sum(counted)
+        self.output_tokens += output_tokens
+        self.ttft.add(_known("ttft_ms", durations))
+        self.tpot.add(_known("tpot_ms", durations))
+        self.queue.add(_known("queue_ms", durations))
 
     def plus(self, other: Slot) -> Slot:
         """The sum of two slots."""
@@ -125,6 +117,10 @@ def last_minute(now_us: int, since_us: int) -> tuple[int, float]:
     begin_us = now_us - MINUTE_US
     begin_us += SLOT_US - begin_us % SLOT_US
     return begin_us, max(1.0, (now_us - max(since_us, begin_us)) / 1e6)
+
+
+def _known(key: str, durations: Sequence[Mapping[str, float | None]]) -> list[float]:
+    return [ms for each in durations if (ms := each[key]) is not None]
 
 
 def _summed(slots: Iterable[Slot]) -> Slot:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from console.settings import ConsoleSettings
 from router.requests.interface import TEST_PREFIX
-from router.requests.trace import RequestTrace
+from router.requests.trace import Durations, RequestTrace
 
 
 @dataclass
@@ -23,14 +23,16 @@ class Targets:
         """The targets in the settings."""
         return cls(settings.ttft_target_ms, settings.tpot_target_ms, settings.goodput_target)
 
-    def is_good(self, trace: RequestTrace, tpot_target_ms: float | None) -> bool | None:
-        """Whether an ended request met the targets. None for a request whose client left before
-        that was known, and for an operator's test prompt."""
+    def is_good(
+        self, trace: RequestTrace, durations: Durations, tpot_target_ms: float | None
+    ) -> bool | None:
+        """Whether an ended request with these durations met the targets. None for a request whose
+        client left before that was known, and for an operator's test prompt."""
         if trace.request_id.startswith(TEST_PREFIX):
             return None
         if trace.outcome == "failed":
             return False
-        ttft_ms = trace.ttft_ms
+        ttft_ms = durations["ttft_ms"]
         if ttft_ms is None:
             waited_ms = (trace.finished_us - trace.received_us) / 1000
             return None if waited_ms < self.ttft_target_ms else False
@@ -38,5 +40,5 @@ class Targets:
             return False
         if tpot_target_ms is None:
             return True
-        tpot_ms = trace.tpot_ms
+        tpot_ms = durations["tpot_ms"]
         return tpot_ms is None or tpot_ms <= tpot_target_ms

@@ -93,7 +93,7 @@ class PairTable:
             sums.busy_us += busy
         if exposed is not None:
             pair.exposed_us += exposed
-            pair.slots[-1].exposed.add(exposed / 1000)
+            pair.slots[-1].exposed.add([exposed / 1000])
 
     def failed(self, source: str, target: str) -> None:
         """Note an attempt over this pair that failed before its blocks had moved."""

@@ -9,12 +9,12 @@ import pytest
 
 from console.telemetry.other_routers import PeerRouters, RouterSummary, SlotData, merged_pairs
 from console.telemetry.request_log import Order, Outcome, RequestLog, RowQuery
-from console.telemetry.request_window import Ended, Slot
+from console.telemetry.request_window import Slot
 from http_kit.caller import CURRENT_ORIGIN, NOBODY, Caller, Origin
 from protocol.messages import FinishReason, Generate
 from tests.unit.router.router_harness import Consumer, Harness, request
 
-GOOD = Ended(True, 100.0, 10.0, 1.0, 5)
+GOOD = [True], [{"ttft_ms": 100.0, "tpot_ms": 10.0, "queue_ms": 1.0}], 5
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def there() -> AsyncIterator[Harness]:
 def slot(start_us: int, count: int) -> Slot:
     made = Slot(start_us)
     for _ in range(count):
-        made.add(GOOD)
+        made.add(*GOOD)
     return made
 
 

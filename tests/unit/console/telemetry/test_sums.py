@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from console.telemetry.pressure import Side, SideState, Verdict
 from console.telemetry.quantile_sketch import Sketch, merged
-from console.telemetry.request_window import NUM_POINTS, Ended, RequestWindow
+from console.telemetry.request_window import NUM_POINTS, RequestWindow
 from console.telemetry.targets import Targets
 from console.telemetry.worker_pairs import PairPaths, PairTable, busy_us
 from protocol.traces import WriteSpan
-from router.requests.trace import RequestTrace
+from router.requests.trace import Durations, RequestTrace
 from tests.unit.router.fake_worker import prefill_trace
 
 VALUES = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=200)
@@ -25,8 +25,8 @@ def test_a_quantile_is_within_one_percent_of_the_value_of_its_rank(
     values: list[float], q: float
 ) -> None:
     halves = [Sketch(), Sketch()]
-    for place, value in enumerate(values):
-        halves[place % 2].add(value)
+    for place, half in enumerate(halves):
+        half.add(values[place::2])
     found = merged(halves).quantile(q)
     exact = sorted(values)[int(q * (len(values) - 1))]
     assert found == pytest.approx(exact, rel=0.011)
@@ -43,22 +43,26 @@ class Clock:
         self.us += round(seconds * 1e6)
 
 
-GOOD = Ended(True, 100.0, 10.0, 1.0, 5)
-BAD = Ended(False, 3000.0, None, 2500.0, 1)
-UNCOUNTED = Ended(None, None, None, None, 0)
+def durations(ttft_ms: float | None, tpot_ms: float | None, queue_ms: float | None) -> Durations:
+    return {"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "queue_ms": queue_ms}
+
+
+GOOD = [True], [durations(100.0, 10.0, 1.0)], 5
+OTHERS = [False, None], [durations(3000.0, None, 2500.0), durations(None, None, None)], 1
 
 
 def test_the_last_minute_forgets_and_its_rates_know_how_long_it_is() -> None:
     clock = Clock()
     window = RequestWindow(clock)
-    window.now().add(GOOD)
-    window.now().add(BAD)
-    window.now().add(UNCOUNTED)
+    window.now().add(*GOOD)
+    window.now().add(*OTHERS)
     clock.pass_s(10)
     minute, seconds = window.minute()
+    assert (minute.ttft.count, minute.tpot.count, minute.queue.count) == (2, 1, 2)
+    assert (minute.output_tokens, minute.queue.quantile(1.0)) == (6, pytest.approx(2500, rel=0.01))
     assert (minute.num_ended, minute.num_counted, minute.goodput, seconds) == (3, 2, 0.5, 10)
     clock.pass_s(25)
-    window.now().add(GOOD)
+    window.now().add(*GOOD)
     clock.pass_s(35)
     minute, seconds = window.minute()
     assert (minute.num_ended, minute.goodput) == (1, 1.0)
@@ -86,7 +90,7 @@ def test_the_hour_has_a_point_each_30_s_also_without_requests() -> None:
     window = RequestWindow(clock)
     assert window.points() == []
     for _ in range(9):
-        window.now().add(GOOD)
+        window.now().add(*GOOD)
         clock.pass_s(10)
     clock.pass_s(60)
     points = window.points()
@@ -163,7 +167,7 @@ def test_the_verdict_in_words(
 )
 def test_a_request_is_good_if_it_met_both_targets(fields: dict, is_good: bool | None) -> None:
     trace = RequestTrace("r", 1_000_000, 5, **({"outcome": "finished"} | fields))
-    assert Targets(1000.0, None, 0.95).is_good(trace, 25.0) is is_good
+    assert Targets(1000.0, None, 0.95).is_good(trace, trace.durations(), 25.0) is is_good
 
 
 def test_writes_that_overlap_are_busy_once() -> None:
@@ -174,4 +178,4 @@ def test_writes_that_overlap_are_busy_once() -> None:
 
 def test_an_operators_test_prompt_counts_in_no_target() -> None:
     trace = RequestTrace("test-1-0", received_us=1, num_prompt_tokens=1, outcome="failed")
-    assert Targets(1000.0, None, 0.95).is_good(trace, 25.0) is None
+    assert Targets(1000.0, None, 0.95).is_good(trace, trace.durations(), 25.0) is None
