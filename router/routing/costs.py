@@ -173,7 +173,7 @@ class Costs:
         num_tokens, fetched, fetch_ms = recompute, 0, 0.0
         if may_fetch:
             fetched, fetch_ms = self._load(load, match, recompute)
-            more, more_ms = self._fetch(load, match, recompute - fetched)
+            more, more_ms = self._fetch(load, recompute - fetched)
             fetched, fetch_ms = fetched + more, fetch_ms + more_ms
             num_tokens -= fetched
             attended = attended_pairs(num_tokens, self._num_tokens - num_tokens)
@@ -207,10 +207,10 @@ class Costs:
         compute_ms = loaded * load.pace.per_token_us / US_PER_MS
         return (loaded, load_ms) if load_ms < compute_ms else (0, 0.0)
 
-    def _fetch(self, load: WorkerLoad, match: PrefixMatch, missing: int) -> tuple[int, float]:
+    def _fetch(self, load: WorkerLoad, missing: int) -> tuple[int, float]:
         """How many of the missing tokens are fetched, and how long that takes."""
         query = self._query
-        if query.elsewhere is None or query.elsewhere.most <= match.held:
+        if query.elsewhere is None:
             return 0, 0.0
         fetched = missing - self.missing(query.elsewhere.beside(load.worker_id))
         if fetched <= 0:
