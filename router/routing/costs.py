@@ -222,8 +222,8 @@ class Costs:
         else:
             run = -(-fetched // query.block_size)
             blocks = run + self._pairs.in_windows(run)
-            pair = self._pairs.find(query.elsewhere.holder, load.worker_id)
-            fetch_ms = blocks * usual if pair is None else pair.transfer_ms(blocks, usual)
+            pair, now = self._pairs.find(query.elsewhere.holder, load.worker_id), self._pairs.now
+            fetch_ms = blocks * usual if pair is None else pair.transfer_ms(blocks, usual, now)
         fetch_ms += FETCH_MS
         return (fetched, fetch_ms) if fetch_ms < compute_ms else (0, 0.0)
 

@@ -83,10 +83,11 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def decide(view: FleetView, query: Query, now: float, rng: random.Random) -> Decision:
-    """Choose the workers of an attempt; changes nothing. `now` is the clock of the view's index.
+    """Choose the workers of an attempt; reserves nothing. `now` is the clock of the view's index.
 
     Raises Overloaded and PromptTooLong as `router.routing.policy.place` does.
     """
+    view.pairs.now = now
     matches = view.matches(query.hashes, now) if query.uses_cache else {}
     decode, prefill = view.ready_pools()
     if query.source is not None and len(decode) > 1:

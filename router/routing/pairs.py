@@ -2,7 +2,9 @@
 hand over.
 
 Pure. Owns the averages of measured transfers, from one worker to another, and the blocks that
-placements are about to move. Pairs that were not measured count as the typical measured one. If
+placements are about to move. Pairs that were not measured count as the typical measured one, and a
+pair that was measured some time ago counts for a part as that one: so a pair that was slow once is
+tried again. If
 some layers keep windows, blocks of other groups count by their bytes, as a number of blocks of the
 first group.
 """
@@ -12,13 +14,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import exp2
 
 from protocol.registration import KeptWindow, WorkerInfo
 from router.routing.barriers import Barriers
+from router.routing.pace import HALF_LIFE_US
 from router.routing.worker_view import Reservation
 
 WEIGHT = 0.3
 """The weight of a new measurement."""
+HALF_LIFE_S = HALF_LIFE_US / 1e6
+"""A measurement is believed half as much after this time."""
 MOST_PAIRS = 1 << 14
 """Most pairs; beyond that, the one that was measured longest ago is forgotten."""
 
@@ -28,6 +34,7 @@ class Pair:
     """One direction between two workers. Owns the reservations of blocks that are about to move."""
 
     ms_per_block: float | None = None
+    measured_at: float = 0.0
     blocks_under_way: int = 0
     _reserved: set[Reservation] = field(default_factory=set)
 
@@ -44,20 +51,29 @@ class Pair:
             self._reserved.remove(reservation)
             self.blocks_under_way -= reservation.blocks
 
-    def transfer_ms(self, blocks: float, usual_ms_per_block: float) -> float:
+    def believed(self, usual_ms_per_block: float, now: float) -> float:
+        """The time of a block, between that of this pair and the usual one."""
+        own = self.ms_per_block
+        if own is None:
+            return usual_ms_per_block
+        trust = exp2((self.measured_at - now) / HALF_LIFE_S)
+        return usual_ms_per_block + (own - usual_ms_per_block) * trust
+
+    def transfer_ms(self, blocks: float, usual_ms_per_block: float, now: float) -> float:
         """The time to move these blocks after those that are under way."""
-        ms_per_block = usual_ms_per_block if self.ms_per_block is None else self.ms_per_block
-        return (self.blocks_under_way + blocks) * ms_per_block
+        return (self.blocks_under_way + blocks) * self.believed(usual_ms_per_block, now)
 
 
 _NONE: Mapping[str, Pair] = {}
 
 
 class Pairs:
-    """The pairs of a fleet's workers, by the ids of source and sink."""
+    """The pairs of a fleet's workers, by the ids of source and sink. `now` is the time of the
+    latest decision, in seconds."""
 
     def __init__(self, most: int = MOST_PAIRS) -> None:
         self._most = most
+        self.now = 0.0
         self._pairs: OrderedDict[tuple[str, str], Pair] = OrderedDict()
         self._of_sink: dict[str, dict[str, Pair]] = {}
         self.usual_ms_per_block: float | None = None
@@ -126,10 +142,13 @@ class Pairs:
         """Note how long blocks took to move."""
         if blocks <= 0 or took_ms < 0:
             return
-        ms_per_block = took_ms / blocks
+        ms_per_block, usual = took_ms / blocks, self.usual_ms_per_block
         pair = self.pair(source, sink)
-        pair.ms_per_block = _mixed(pair.ms_per_block, ms_per_block)
-        self.usual_ms_per_block = _mixed(self.usual_ms_per_block, ms_per_block)
+        former = None
+        if pair.ms_per_block is not None and usual is not None:
+            former = pair.believed(usual, self.now)
+        pair.ms_per_block, pair.measured_at = _mixed(former, ms_per_block), self.now
+        self.usual_ms_per_block = _mixed(usual, ms_per_block)
         self._pairs.move_to_end((source, sink))
 
     def forget(self, worker_id: str) -> None:

@@ -274,7 +274,7 @@ class _Picker:
         between them than usually, and their cost. The candidates are in the order of their costs,
         so that a pair that is too dear even if its KV moves at once ends the search of its sink."""
         query, usual, found = self._query, pairs.usual_ms_per_block or 0.0, []
-        least_ms = limit = inf
+        least_ms, limit, now = inf, inf, pairs.now
         in_windows = pairs.in_windows(blocks_of(query))
         sources = [(each.worker_id, each.cost_ms, each) for each in prefill]
         for sink in decode:
@@ -286,7 +286,7 @@ class _Picker:
                 if cost_ms - usual_ms > limit:
                     break
                 if pair is not None:
-                    extra_ms = pair.transfer_ms(blocks, usual) - usual_ms
+                    extra_ms = pair.transfer_ms(blocks, usual, now) - usual_ms
                     cost_ms += extra_ms
                 if cost_ms > limit:
                     continue

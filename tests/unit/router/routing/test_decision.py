@@ -14,6 +14,7 @@ from router.routing.caches.cache_index import CacheIndex
 from router.routing.decision import Query, apply, decide
 from router.routing.fleet_view import FleetView
 from router.routing.pace import HALF_LIFE_US
+from router.routing.pairs import HALF_LIFE_S
 from router.routing.placement import Mode, Targets
 from router.routing.worker_view import Liveness, WorkerView
 
@@ -172,6 +173,20 @@ def test_a_pair_that_was_measured_to_be_slow_is_avoided() -> None:
         placement = decide(view, query(), 0.0, random.Random(seed)).placement
         assert placement.prefill is not None
         assert (placement.prefill.worker_id, placement.decode.worker_id) == ("p2", "d1")
+
+
+def test_a_pair_that_was_slow_once_is_tried_again() -> None:
+    view = view_of(*map(worker, ("d1", "d2", "p1")))
+    view.pairs.observe("p1", "d1", 10, 200.0)
+    for _ in range(20):
+        view.pairs.observe("p1", "d2", 10, 1.0)
+
+    def sinks(now: float) -> set[str]:
+        decisions = (decide(view, query(), now, random.Random(seed)) for seed in range(20))
+        return {each.placement.decode.worker_id for each in decisions}
+
+    assert sinks(0.0) == {"d2"}
+    assert sinks(10 * HALF_LIFE_S) == {"d1", "d2"}
 
 
 def test_what_is_under_way_between_two_workers_turns_the_next_prompt_away() -> None:

@@ -213,7 +213,7 @@ def test_the_pairs_that_count_as_cheapest_are_those_of_a_full_comparison(
         costs[names] = sink.cost_ms + source.cost_ms
         if (pair := pairs.find(*names[::-1])) is not None:
             blocks = exposed_blocks(sink.recompute_tokens, BLOCK)
-            costs[names] += pair.transfer_ms(blocks, usual) - blocks * usual
+            costs[names] += pair.transfer_ms(blocks, usual, pairs.now) - blocks * usual
     sinks = {each.worker_id for each in placement.decode_candidates}
     paces = [each.load.pace for each in scene.decode if each.load.worker_id in sinks]
     least, idle_ms = min(costs.values()), min(each.idle_ms for each in paces)
