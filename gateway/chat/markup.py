@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from gateway.chat.content_scan import ToolContentScan
 from gateway.chat.conversation import Conversation, ToolMode
 from gateway.chat.formats import (
+    glm,
     harmony,
     hermes,
+    invoke_tags,
     llama,
     mistral,
     named_calls,
@@ -96,6 +98,24 @@ TOOL_MARKUPS = {
         section_calls.KIMI_MARKERS,
         section_calls.KIMI_FORM,
         sketch=section_calls.KIMI_SKETCH,
+    ),
+    "deepseek_v32": ToolMarkup(
+        invoke_tags.DeepSeekV32Parser,
+        (invoke_tags.DSML,),
+        invoke_tags.dsml_form(invoke_tags.V32_BEGIN, invoke_tags.V32_END),
+        lead=invoke_tags.V32_BEGIN,
+    ),
+    "deepseek_v4": ToolMarkup(
+        invoke_tags.DeepSeekV4Parser,
+        (invoke_tags.DSML,),
+        invoke_tags.dsml_form(invoke_tags.V4_BEGIN, invoke_tags.V4_END),
+        lead=invoke_tags.V4_BEGIN,
+    ),
+    "glm": ToolMarkup(glm.GlmParser, glm.MARKERS, glm.FORM),
+    "minimax_m2": ToolMarkup(
+        invoke_tags.MinimaxParser,
+        (invoke_tags.MINIMAX_BEGIN, invoke_tags.MINIMAX_END),
+        invoke_tags.MINIMAX_FORM,
     ),
     "hermes": ToolMarkup(hermes.HermesParser, (hermes.BEGIN, hermes.END), hermes.FORM),
     "nemotron": ToolMarkup(

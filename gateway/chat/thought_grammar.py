@@ -54,6 +54,16 @@ def marker_parts(text: str, tokens: Collection[str], ids: Mapping[str, int]) -> 
     return " ".join(marker_part(each, ids) for each in pieces if each)
 
 
+def marked_parts(text: str, ids: Mapping[str, int]) -> str:
+    """A text as parts of a grammar, in which each marker of `ids` is its token."""
+    return marker_parts(text, ids, ids) if ids else text_part(text)
+
+
+def escaped(text: str) -> str:
+    """The text escaped for a regular expression between slashes."""
+    return "".join(f"\\{each}" if each in r"\/.^$|?*+()[]{}" else each for each in text)
+
+
 def with_thoughts(before: str, rules: list[str], grammar: str) -> str:
     """The grammar with reasoning before it. `before` and `rules` come from `thought_rules`."""
     renamed = _LARK_TOKEN.sub(

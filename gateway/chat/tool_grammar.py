@@ -13,15 +13,21 @@ from typing import Any
 
 from gateway.chat.conversation import Conversation, Tool, ToolMode
 from gateway.chat.reasoning_parser import ReasoningMarkers
-from gateway.chat.thought_grammar import ANY_TEXT, marker_part, marker_parts, thought_rules
+from gateway.chat.thought_grammar import (
+    ANY_TEXT,
+    escaped,
+    marked_parts,
+    marker_parts,
+    thought_rules,
+)
 from gateway.grammars.grammar import check_grammar_length, json_schema_part, text_part
 from protocol.errors import InvalidRequest
 
 NamePart = Callable[[str], str]
 """Returns the part of a grammar that a tool's name is written as."""
-CallRules = Callable[[str, str, dict[str, Any]], list[str]]
-"""Returns the rules of one call, given the name of the first rule, the tool's name and its
-schema."""
+CallRules = Callable[[str, str, dict[str, Any], Mapping[str, int]], list[str]]
+"""Returns the rules of one call, given the name of the first rule, the tool's name, its schema and
+the ids of markers that are tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +129,16 @@ class ToolGrammar:
             calls = f"call ({self._parts(form.separator or ())} call)*" if many else "call"
         calls = f"{inner} {calls} {self._parts(form.closing)}"
         bare = self._call_rules(conversation.tools, True, with_begin=bool(form.opening))
-        if lead in self.ids:
-            start = f"start: {ANY_TEXT} ({self._part(lead)} {calls} {ANY_TEXT}){again}"
+        token = next((each for each in self.ids if each in lead), None)
+        if token is not None:  # text before it belongs to the answer's text
+            marker = self._part(lead[lead.index(token) :])
+            start = f"start: {ANY_TEXT} ({marker} {calls} {ANY_TEXT}){again}"
             return "\n".join([start, *bare])
         return "\n".join(
             [
                 f"start: (lead {calls}){again} TAIL",
                 f"lead[suffix={text_part(lead)}]: {ANY_TEXT}",
-                f"TAIL: ~/(?s:.*){_escaped(lead)}(?s:.*)/",
+                f"TAIL: ~/(?s:.*){escaped(lead)}(?s:.*)/",
                 *bare,
             ]
         )
@@ -146,7 +154,7 @@ class ToolGrammar:
         for place, tool in enumerate(tools):
             schema = tool.schema if tool.strict or not strict_only else {"type": "object"}
             if form.call_rules is not None:
-                rules += form.call_rules(f"call_{place}", tool.name, schema)
+                rules += form.call_rules(f"call_{place}", tool.name, schema, self.ids)
             else:
                 rules.append(f"call_{place}: {self._one_call(tool.name, schema)}")
             check_grammar_length(sum(map(len, rules)), "tools")
@@ -174,9 +182,4 @@ class ToolGrammar:
         return " ".join(self._part(text) for text in texts)
 
     def _part(self, text: str) -> str:
-        return marker_part(text, self.ids)
-
-
-def _escaped(text: str) -> str:
-    """The text escaped for a regular expression between slashes."""
-    return "".join(f"\\{each}" if each in r"\/.^$|?*+()[]{}" else each for each in text)
+        return marked_parts(text, self.ids)

@@ -7,6 +7,7 @@ JSON, which the parser of such calls accepts besides Python literals.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.grammars.grammar import check_grammar_length, json_schema_part, text_part
@@ -18,13 +19,13 @@ KEY = r"[\w.$-]{1,128}"
 _DEFINITIONS = ("$defs", "definitions")
 
 
-def keyword_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
-    """The rules of one call; the first one is named `rule`.
+def keyword_call(rule: str, name: str, schema: dict[str, Any], ids: Mapping[str, int]) -> list[str]:
+    """The rules of one call, of which the first is named `rule`; see `CallRules`.
 
     Only properties that the schema lists or requires are arguments. Raises InvalidRequest if one
     has a name that cannot be written as a keyword, and for rules that are too long.
     """
-    properties, required = _arguments(schema)
+    properties, required = arguments_of(schema)
     definitions = {each: schema[each] for each in _DEFINITIONS if each in schema}
     rules = [f"{rule}: {text_part(name + '(')} {rule}_first_0 {text_part(')')}"]
     num_chars = 0
@@ -49,7 +50,7 @@ def keyword_call(rule: str, name: str, schema: dict[str, Any]) -> list[str]:
     return [*rules, f'{rule}_first_{end}: ""', f'{rule}_next_{end}: ""']
 
 
-def _arguments(schema: dict[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
+def arguments_of(schema: dict[str, Any]) -> tuple[dict[str, Any], frozenset[str]]:
     """Properties by name, in order, and the names of the required ones."""
     listed, wanted = schema.get("properties"), schema.get("required")
     properties = dict(listed) if isinstance(listed, dict) else {}

@@ -4,25 +4,16 @@ without new lines around them.
 
 from __future__ import annotations
 
-from functools import partial
-
-from gateway.chat.formats.qwen_coder import FUNCTION, QwenCoderParser, tag_call
-from gateway.chat.tool_grammar import CallForm
+from gateway.chat.formats.qwen_coder import FUNCTION, QwenCoderParser, form
 
 BEGIN = "<seed:tool_call>"
 END = "</seed:tool_call>"
-FORM = CallForm(
-    begin=(BEGIN, "\n"),
-    end=("\n", END),
-    separator=("\n",),
-    call_rules=partial(tag_call, padding=""),
-)
+FORM = form(BEGIN, END, padding="")
 
 
 class SeedParser(QwenCoderParser):
-    """Any number of calls, with content before, between and after them."""
+    """See TagCallsParser."""
 
     certain_markers = (BEGIN, FUNCTION)
-    begin = BEGIN
-    end = END
+    begin, end = BEGIN, END
     padding = ""

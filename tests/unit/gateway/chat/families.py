@@ -61,6 +61,35 @@ def _seed_tags(name: str, arguments: dict[str, Any]) -> str:
     return f"<seed:tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</seed:tool_call>"
 
 
+def _glm_tags(name: str, arguments: dict[str, Any]) -> str:
+    parts = [
+        f"<arg_key>{key}</arg_key>\n<arg_value>{_as_text(value)}</arg_value>\n"
+        for key, value in arguments.items()
+    ]
+    return f"<tool_call>{name}\n{''.join(parts)}</tool_call>"
+
+
+def _minimax_tags(name: str, arguments: dict[str, Any]) -> str:
+    parts = [
+        f'<parameter name="{key}">{_as_text(value)}</parameter>\n'
+        for key, value in arguments.items()
+    ]
+    return f'<invoke name="{name}">\n{"".join(parts)}</invoke>\n'
+
+
+def _dsml_tags(name: str, arguments: dict[str, Any]) -> str:
+    parts = [
+        f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+        f"{_as_text(value)}</｜DSML｜parameter>\n"
+        for key, value in arguments.items()
+    ]
+    return f'<｜DSML｜invoke name="{name}">\n{"".join(parts)}</｜DSML｜invoke>\n'
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
 _DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _KIMI = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
@@ -94,6 +123,19 @@ _CALLS_OF = {
             for place, (name, arguments) in enumerate(calls)
         ],
     ),
+    "deepseek_v32": lambda calls: _section(
+        ("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"),
+        [_dsml_tags(*each) for each in calls],
+    ),
+    "deepseek_v4": lambda calls: _section(
+        ("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"),
+        [_dsml_tags(*each) for each in calls],
+    ),
+    "glm": lambda calls: "\n".join(_glm_tags(*each) for each in calls),
+    "minimax_m2": lambda calls: _section(
+        ("<minimax:tool_call>\n", "</minimax:tool_call>"),
+        [_minimax_tags(*each) for each in calls],
+    ),
     "hermes": lambda calls: "\n".join(
         f"<tool_call>\n{each}\n</tool_call>" for each in _objects(calls)
     ),
@@ -110,3 +152,35 @@ _CALLS_OF = {
     "qwen3_coder": lambda calls: "\n".join(_tags(*each) for each in calls),
     "seed_oss": lambda calls: "\n".join(_seed_tags(*each) for each in calls),
 }
+FRAGMENTS = [
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.add:0", "```"),
+    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>", "```json\n"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    *("<TOOLCALL>", "</TOOLCALL>", "<function=", "add>", "</function>", ">>>", "all\n", "add\n"),
+    *("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>", "｜DSML｜", "</｜DSML｜function_calls>"),
+    *('<｜DSML｜invoke name="add">', "</｜DSML｜invoke>", "</｜DSML｜parameter>"),
+    *('<｜DSML｜parameter name="a" string="true">', '<｜DSML｜parameter name="x" string="false">'),
+    *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<arg_key>x</arg_key>\n"),
+    *("<minimax:tool_call>", "</minimax:tool_call>", '<invoke name="add">', "</invoke>"),
+    *('<parameter name="a">', "<parameter name=", "\n</invoke>", "\n</function>", "x" * 70),
+    *("<parameter=a>\n", "<parameter=", "</parameter>", "True", "1", "\\u12", "\\d"),
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    *("<think>", "</think>", "{", "}", "[", "]", '"', "\\", ",", ":", ";", " ", "\n", "add", "x1"),
+    *('"name"', '"arguments"', '"parameters"', '"add"', '{"name": "add", "arguments": {', "{}"),
+    *(
+        "<|python_start|>",
+        "<|python_end|>",
+        "[add(",
+        "(",
+        ")",
+        "a=",
+        "b = ",
+        "'",
+        '"' * 3,
+        "\\x4",
+        "-",
+    ),
+    *('"name": "get_weather"', '"parameters": {"q": "é😀"}}', "Hello", "null", "1.5"),
+]
+"""Pieces of which tests put texts together, some of them calls."""

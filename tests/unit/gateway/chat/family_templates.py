@@ -23,6 +23,33 @@ TAGS = """\
 {%- if value is mapping or (value is sequence and value is not string) %}{{ value | tojson }}
 {%- else %}{{ value | string }}{% endif %}{{ '\\n</parameter>\\n' }}{% endfor %}
 {{- '</function>\\n</tool_call>' }}"""
+AS_TEXT = "{{ value if value is string else value | tojson }}"
+GLM_TAGS = """\
+{{- '\\n<tool_call>' + call.function.name }}
+{% for key, value in call.function.arguments | items %}
+<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}
+</tool_call>"""
+GLM_47_TAGS = (
+    "{{- '<tool_call>' + call.function.name }}"
+    "{%- for key, value in call.function.arguments | items %}"
+    f"<arg_key>{{{{ key }}}}</arg_key><arg_value>{AS_TEXT}</arg_value>"
+    "{%- endfor %}</tool_call>"
+)
+MINIMAX_TAGS = """\
+{{- '<invoke name="' + call.function.name + '">\\n' }}
+{%- for key, value in call.function.arguments | items %}
+{{- '<parameter name="' + key + '">' }}
+{{- value if value is string else value | tojson }}{{ '</parameter>\\n' }}
+{%- endfor %}{{ '</invoke>\\n' }}"""
+DSML_TAGS = """\
+{{- '\\n<｜DSML｜invoke name="' + call.function.name + '">\\n' }}
+{%- for key, value in call.function.arguments | items %}
+{{- '<｜DSML｜parameter name="' + key + '" string="' + (value is string) | string | lower + '">' }}
+{{- value if value is string else value | tojson }}{{ '</｜DSML｜parameter>' }}
+{%- if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}
+{{- '\\n</｜DSML｜invoke>' }}"""
 SEED_TAGS = """\
 {{- '\\n<seed:tool_call>\\n<function=' + call.function.name + '>\\n' }}
 {%- for key, value in call.function.arguments | items %}
@@ -70,6 +97,18 @@ TEMPLATES = {
         "{{ call.function.arguments | tojson }}<|tool_call_end|>",
         "<|tool_calls_section_end|>",
     ),
+    "deepseek_v32": in_section(
+        "{{ '\\n\\n<｜DSML｜function_calls>' }}",
+        DSML_TAGS,
+        "{{ '\\n</｜DSML｜function_calls>' }}",
+    ),
+    "deepseek_v4": in_section(
+        "{{ '\\n\\n<｜DSML｜tool_calls>' }}", DSML_TAGS, "{{ '\\n</｜DSML｜tool_calls>' }}"
+    ),
+    "glm": template(GLM_TAGS),
+    "minimax_m2": in_section(
+        "{{ '\\n<minimax:tool_call>\\n' }}", MINIMAX_TAGS, "</minimax:tool_call>"
+    ),
     "hermes": template("{{ '\\n<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}"),
     "qwen3_coder": template(TAGS),
     "seed_oss": template(SEED_TAGS),
@@ -116,12 +155,6 @@ WRONG = {
 }
 """Families of templates that do not write calls as their models do, or prompts as histories."""
 OTHERS = {
-    "glm": template(
-        "{{- '<tool_call>' + call.function.name }}\n"
-        "{%- for key, value in call.function.arguments | items %}"
-        "{{- '\\n<arg_key>' + key + '</arg_key>\\n<arg_value>' }}{{ value }}</arg_value>"
-        "{% endfor %}</tool_call>"
-    ),
     "deepseek": template(
         "{{- '<|tool_call|>' + call.function.name + '<|sep|>' + call.function.arguments }}"
     ),

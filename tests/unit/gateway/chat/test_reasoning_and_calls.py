@@ -68,6 +68,13 @@ CALLS_BY_FAMILY = {
     "nemotron": '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Köln {}"}}]</TOOLCALL>',
     "function_tag": '<function=get_weather>{"city": "Köln {}"}</function>',
     "pythonic": "<|python_start|>[get_weather(city='Köln {}')]<|python_end|>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Köln {}</｜DSML｜parameter>\n'
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "glm": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Köln {}</arg_value>"
+    "</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n'
+    '<parameter name="city">Köln {}</parameter>\n</invoke>\n</minimax:tool_call>',
     "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nKöln {}\n</parameter>\n"
     "</function>\n</tool_call>",
     "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Köln {}</parameter>\n"

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer as HfTokenizer
 
 from gateway.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from gateway.chat.formats import section_calls
+from gateway.chat.formats import glm, invoke_tags, section_calls
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from gateway.chat.message_events import joined_calls
 from gateway.grammars.grammar import (
@@ -25,6 +25,7 @@ from protocol.errors import InvalidRequest
 from protocol.messages import FinishReason
 from protocol.sampling import MAX_GRAMMAR_CHARS
 from tests.paths import DEMO_MODEL
+from tests.unit.gateway.chat import families
 from tests.unit.gateway.chat.families import FAMILIES
 
 DEMO = DEMO_MODEL / "tokenizer.json"
@@ -40,7 +41,12 @@ MARKERS = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"),
     *section_calls.DEEPSEEK_MARKERS,
     *section_calls.KIMI_MARKERS,
+    *glm.MARKERS,
+    invoke_tags.DSML,
+    invoke_tags.MINIMAX_BEGIN,
+    invoke_tags.MINIMAX_END,
 ]
+TAG_FAMILIES = ("deepseek_v32", "deepseek_v4", "glm", "minimax_m2", "qwen3_coder", "seed_oss")
 
 
 class Vocabulary:
@@ -99,12 +105,8 @@ def written(family: str, vocabulary: Vocabulary, *calls: tuple[str, str]) -> str
         return "".join(f"<function={name}>{value}</function>" for name, value in calls)
     if family == "functionary":
         return ">>>".join(f"{name}\n{value}" for name, value in calls)
-    if family == "qwen3_coder":
-        return "\n".join(f"<tool_call>\n{tags(*call)}\n</tool_call>" for call in calls)
-    if family == "seed_oss":
-        return "\n".join(
-            f"<seed:tool_call>\n{tags(*call, padding='')}\n</seed:tool_call>" for call in calls
-        )
+    if family in TAG_FAMILIES:
+        return families.written(family, [(name, json.loads(value)) for name, value in calls])
     if family in ("deepseek_v3", "deepseek_v31", "kimi_k2"):
         return in_section(family, *calls)
     objects = [f'{{"name":"{name}","arguments":{value}}}' for name, value in calls]
@@ -132,14 +134,6 @@ def in_section(family: str, *calls: tuple[str, str]) -> str:
         for name, value in calls
     ]
     return f"<｜tool▁calls▁begin｜>{separator.join(parts)}<｜tool▁calls▁end｜>"
-
-
-def tags(name: str, arguments: str, padding: str = "\n") -> str:
-    parts = "".join(
-        f"<parameter={key}>{padding}{json.dumps(value, ensure_ascii=False)}{padding}</parameter>\n"
-        for key, value in json.loads(arguments).items()
-    )
-    return f"<function={name}>\n{parts}</function>"
 
 
 WEATHER = ("weather", '{"city":"Köln"}')
@@ -180,6 +174,7 @@ def test_a_named_call_and_one_call_at_most(family, vocabulary):
     [
         *("hermes", "mistral", "nemotron", "function_tag", "qwen3_coder", "seed_oss"),
         *("deepseek_v3", "deepseek_v31", "kimi_k2"),
+        *("deepseek_v32", "deepseek_v4", "glm", "minimax_m2"),
     ],
 )
 def test_strict_tools_hold_the_calls_of_a_free_answer(family, vocabulary):
@@ -191,7 +186,7 @@ def test_strict_tools_hold_the_calls_of_a_free_answer(family, vocabulary):
         grammar, "Well " + written(family, vocabulary, ("weather", '{"city":"Paris"}'))
     )
     loose = ("now", '{"any":1}')
-    if family not in ("qwen3_coder", "seed_oss"):  # which write what the schema lists
+    if family not in TAG_FAMILIES:  # which write what the schema lists
         assert vocabulary.admits(grammar, written(family, vocabulary, loose)), "is not strict"
     single = markup(family, vocabulary).grammar(asked("auto", parallel_tool_calls=False), "")
     assert vocabulary.admits(single, call)

@@ -20,7 +20,7 @@ from gateway.chat.message_events import (
 from gateway.chat.tool_parser import MAX_HELD_CHARS
 from gateway.output.output_text import TextDelta
 from protocol.messages import FinishReason
-from tests.unit.gateway.chat.families import FAMILIES
+from tests.unit.gateway.chat.families import FAMILIES, FRAGMENTS
 
 NUMBERS = {"properties": {"a": {"type": "array"}, "x": {"type": "number"}}}
 TOOLS = (Tool("get_weather"), Tool("add", parameters=NUMBERS))
@@ -261,6 +261,12 @@ def test_a_call_that_breaks_off_keeps_what_it_said(family):
         "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": "x',
         "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0"
         '<|tool_call_argument_begin|>{"a": "x',
+        "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="a" string="true">x',
+        "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
+        '<｜DSML｜parameter name="a" string="true">x',
+        "glm": "<tool_call>get_weather\n<arg_key>a</arg_key>\n<arg_value>x",
+        "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="a">x',
         "hermes": '<tool_call>{"name": "add", "arguments": {"a": "x',
         "llama3": '{"name": "add", "parameters": {"a": "x',
         "mistral": '[TOOL_CALLS]add[ARGS]{"a": "x',
@@ -345,33 +351,6 @@ def test_ids_are_the_same_in_every_attempt_and_differ_between_calls():
     ids = TOOL_MARKUPS["mistral"].call_ids("seed")
     assert len({ids(0), ids(1), TOOL_MARKUPS["mistral"].call_ids("other")(0)}) == 3
     assert all(len(ids(index)) == 9 and ids(index).isalnum() for index in range(50))
-
-
-FRAGMENTS = [
-    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.add:0", "```"),
-    *("<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>"),
-    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function", "<｜tool▁sep｜>", "```json\n"),
-    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
-    *("<TOOLCALL>", "</TOOLCALL>", "<function=", "add>", "</function>", ">>>", "all\n", "add\n"),
-    *("<parameter=a>\n", "<parameter=", "</parameter>", "True", "1", "\\u12", "\\d"),
-    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    *("<think>", "</think>", "{", "}", "[", "]", '"', "\\", ",", ":", ";", " ", "\n", "add", "x1"),
-    *('"name"', '"arguments"', '"parameters"', '"add"', '{"name": "add", "arguments": {', "{}"),
-    *(
-        "<|python_start|>",
-        "<|python_end|>",
-        "[add(",
-        "(",
-        ")",
-        "a=",
-        "b = ",
-        "'",
-        '"' * 3,
-        "\\x4",
-        "-",
-    ),
-    *('"name": "get_weather"', '"parameters": {"q": "é😀"}}', "Hello", "null", "1.5"),
-]
 
 
 @given(

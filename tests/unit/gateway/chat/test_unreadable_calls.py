@@ -34,12 +34,21 @@ def unreadable(family: str, values: str) -> str:
     """A call of the family with these arguments, which cannot be read."""
     if family == "pythonic":
         return f"[weather({values})]"
-    if family in ("qwen3_coder", "seed_oss"):
-        return written(family, [("weather", {})]).replace("</function>", f"{values}</function>")
+    end = CALL_ENDS.get(family)
+    if end is not None:
+        return written(family, [("weather", {})]).replace(end, f"{values}{end}")
     return written(family, [("weather", {})]).replace("{}", values)
 
 
-VALUES = {"pythonic": KEYWORDS, "qwen3_coder": TAGS, "seed_oss": TAGS}
+CALL_ENDS = {
+    "deepseek_v32": "</｜DSML｜invoke>",
+    "deepseek_v4": "</｜DSML｜invoke>",
+    "glm": "</tool_call>",
+    "minimax_m2": "</invoke>",
+    "qwen3_coder": "</function>",
+    "seed_oss": "</function>",
+}
+VALUES = {"pythonic": KEYWORDS} | dict.fromkeys(CALL_ENDS, TAGS)
 CASES = [(family, values) for family in FAMILIES for values in VALUES.get(family, OBJECTS)]
 
 
@@ -62,8 +71,7 @@ def test_a_long_call_that_goes_wrong_is_marked_as_broken(family: str) -> None:
     text = written(family, [("weather", {"city": city})])
     text = {
         "pythonic": text.replace(")]", " + 1)]"),
-        "qwen3_coder": text.replace("</function>", "so</function>"),
-        "seed_oss": text.replace("</function>", "so</function>"),
+        **{each: text.replace(end, f"so{end}") for each, end in CALL_ENDS.items()},
     }.get(family, text.replace('"}', '" "x"}'))
     for cuts in ((), range(1, len(text))):
         message = parse(family, text, *cuts)

@@ -1,0 +1,270 @@
+"""Calls in tags, with tags of its own for each argument: the base of several families.
+
+    BEGIN CALL NAME ... ARGUMENT KEY ... VALUE VALUE_END ... CALL_END END
+
+The tool's schema says which values are text; others are JSON or Python literals. Text streams as
+it arrives. The outer tags may be missing, as models forget them, and so may the end of a value
+before a tag that begins a line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import Any, ClassVar
+
+from gateway.chat.code_scan import partial_end
+from gateway.chat.formats.tag_values import (
+    MAX_SCALAR_CHARS,
+    TEXT,
+    Kinds,
+    is_text_or_scalar,
+    json_of,
+    kinds_of,
+    property_of,
+    quoted,
+)
+from gateway.chat.tool_parser import ToolParser
+
+SPACE = r"\s{0,64}"
+NAME = r"[\w.-]{1,256}"
+_BLANKS = re.compile(rf"\A{SPACE}")
+_NO_STRING: Kinds = frozenset()
+
+
+class _Place(Enum):
+    CONTENT = auto()
+    HEAD = auto()
+    KEY = auto()
+    VALUE = auto()
+    AFTER_CALL = auto()
+    SKIP = auto()
+
+
+class TagCallsParser(ToolParser):
+    """Any number of calls, with content before, between and after them.
+
+    - `begin`, `end`: the tags around calls; a call ends at `end` if `call_end` is empty.
+    - `call`: with what a call begins; empty if its name follows `begin`.
+    - `head`: matches from the beginning of a call up to its first argument, with the group `name`.
+    - `argument`: with what an argument begins.
+    - `key`: matches up to the value, with the group `key`. The group `string`, if there is one, is
+      what the model itself says of the value: `true` for text.
+    - `head_so_far`, `key_so_far`: match any beginning of a text that `head` or `key` matches.
+    - `padding`: surrounds values.
+    """
+
+    begin: ClassVar[str]
+    end: ClassVar[str]
+    call: ClassVar[str] = ""
+    call_end: ClassVar[str] = ""
+    argument: ClassVar[str]
+    value_end: ClassVar[str]
+    padding: ClassVar[str] = ""
+    head: ClassVar[re.Pattern[str]]
+    head_so_far: ClassVar[re.Pattern[str]]
+    key: ClassVar[re.Pattern[str]]
+    key_so_far: ClassVar[re.Pattern[str]]
+
+    _place = _Place.CONTENT
+    _name = ""
+    _has_arguments = False
+    _value_kinds: Kinds = TEXT
+    _value = ""
+    _is_text = False
+    _has_begun = False
+    _kinds: Mapping[tuple[str, str], Kinds | None] = {}
+
+    def _step(self) -> bool:
+        steps = {
+            _Place.CONTENT: self._step_content,
+            _Place.HEAD: self._step_head,
+            _Place.KEY: self._step_key,
+            _Place.VALUE: self._step_value,
+            _Place.AFTER_CALL: self._step_after_call,
+            _Place.SKIP: self._step_skip,
+        }
+        return steps[self._place]()
+
+    @property
+    def _begins(self) -> tuple[str, ...]:
+        return (self.begin, self.call) if self.call else (self.begin,)
+
+    @property
+    def _call_ends(self) -> tuple[str, ...]:
+        return (self.call_end, self.end) if self.call_end else (self.end,)
+
+    def _step_content(self) -> bool:
+        found = self._find_block(self._begins)
+        if found is None:
+            return False
+        if found == self.begin:
+            self._take(len(found))
+        self._place = _Place.HEAD
+        return True
+
+    def _step_head(self) -> bool:
+        head = self.head.match(self._pending)
+        if head is not None:
+            self._take(head.end())
+            self._name = head["name"]
+            self._begin_call(self._name)
+            self._add_arguments("{")
+            self._has_arguments = False
+            self._place = _Place.KEY
+            return True
+        if self.call.startswith(self._pending.lstrip()) or self.head_so_far.fullmatch(
+            self._pending
+        ):
+            return False
+        if not self._open_block.text:
+            self._take(len(self.call))
+        self._restore()
+        self._place = _Place.CONTENT
+        return True
+
+    def _step_key(self) -> bool:
+        """Between arguments: the next one, or the end of the call."""
+        self._take_space()
+        if not self._pending or self._is_partial(self.argument, *self._call_ends):
+            return False
+        if self._pending.startswith(self._call_ends):
+            is_own = self.call_end and self._pending.startswith(self.call_end)
+            self._take(len(self.call_end) if is_own else 0)
+            self._add_arguments("}")
+            self._open_block.end_call()
+            self._place = _Place.AFTER_CALL
+            return True
+        key = self.key.match(self._pending)
+        if key is not None and not self._is_partial(key[0] + self.padding):
+            self._take(key.end())
+            self._take(len(self.padding) if self._pending.startswith(self.padding) else 0)
+            self._begin_value(key["key"].strip(), key.groupdict().get("string"))
+            return True
+        if self.key_so_far.fullmatch(self._pending):
+            return False
+        self._place = _Place.CONTENT if self._try_restore() else _Place.SKIP
+        return True
+
+    def _begin_value(self, key: str, is_string: str | None) -> None:
+        comma = ", " if self._has_arguments else ""
+        self._add_arguments(f"{comma}{quoted(key)}: ")
+        self._has_arguments = True
+        self._value_kinds = self._kinds_of_argument(key, is_string)
+        self._is_text = self._value_kinds == TEXT
+        self._value, self._has_begun = "", False
+        self._place = _Place.VALUE
+
+    def _kinds_of_argument(self, key: str, is_string: str | None) -> Kinds:
+        """By the schema, and by what the model says where that leaves a choice."""
+        schema: dict[str, Any] = self._tools.get(self._name, {})
+        wanted, place = property_of(schema, key), (self._name, key)
+        if wanted is not None and place not in self._kinds:
+            self._kinds = {**self._kinds, place: kinds_of(wanted, schema)}
+        kinds = self._kinds.get(place)
+        if kinds is None:
+            return _NO_STRING if is_string == "false" else TEXT
+        if is_string == "true" and "string" in kinds:
+            return TEXT
+        return kinds - TEXT if is_string == "false" and kinds != TEXT else kinds
+
+    def _step_value(self) -> bool:
+        """The value up to its end tag; where models forget that, up to the next tag."""
+        place, is_end = self._end_of_value()
+        if is_end:
+            self._add_value(self._take(place).removesuffix(self.padding))
+            self._end_value()
+            is_tagged = self._pending.startswith(self.value_end)
+            self._take(len(self.value_end) if is_tagged else 0)
+            return True
+        self._add_value(self._take(place))
+        return False
+
+    def _end_of_value(self) -> tuple[int, bool]:
+        """How much of the pending text belongs to the value for certain, and whether its end
+        follows."""
+        text = self._pending
+        end = text.find(self.value_end)
+        marks = (f"\n{self.argument}", f"\n{self._call_ends[0]}")
+        for found in re.finditer("|".join(map(re.escape, marks)), text):
+            if 0 <= end < found.start():
+                break
+            is_tag = self._is_next_tag(text[found.start() + 1 :])
+            if is_tag is not False:
+                return found.start(), is_tag is True
+        if end >= 0:
+            return end, True
+        ends = (*marks, self.value_end, f"{self.padding}{self.value_end}")
+        held = max(partial_end(text, each) for each in ends)
+        return len(text) - max(held, text.endswith("\n")), False
+
+    def _is_next_tag(self, text: str) -> bool | None:
+        """Whether a text that begins like a tag begins a whole one, behind a value without an end.
+        The end of a call counts only if a tag or nothing follows. None: more text decides."""
+        if text.startswith(self.argument):
+            if self.key.match(text) is not None:
+                return True
+            return None if self.key_so_far.fullmatch(text) and not self._is_last else False
+        rest = _BLANKS.sub("", text.removeprefix(self._call_ends[0]), count=1)
+        tags = (*self._begins, self.end)
+        if rest.startswith(tags) or (not rest and self._is_last):
+            return True
+        return None if any(each.startswith(rest) for each in tags) else False
+
+    def _add_value(self, text: str) -> None:
+        if not self._is_text:
+            self._value += text
+            is_long = len(self._value) > MAX_SCALAR_CHARS
+            if not is_long or not is_text_or_scalar(self._value_kinds):
+                return
+            self._is_text = True
+            text, self._value = self._value, ""
+        begin = "" if self._has_begun else '"'
+        self._has_begun = True
+        self._add_arguments(begin + quoted(text)[1:-1])
+
+    def _end_value(self) -> None:
+        if self._is_text:
+            self._add_arguments('"' if self._has_begun else '""')
+        else:
+            self._add_arguments(json_of(self._value, self._value_kinds))
+        self._place = _Place.KEY
+
+    def _step_after_call(self) -> bool:
+        self._take_space()
+        if not self._pending or self._is_partial(self.end):
+            return False
+        if self._pending.startswith(self.end):
+            self._take(len(self.end))
+            self._open_block.end_call()
+        self._leave_block()
+        self._place = _Place.CONTENT
+        return True
+
+    def _step_skip(self) -> bool:
+        if not self._skip_to(self.end, self.begin):
+            return False
+        if self._pending.startswith(self.end):
+            self._take(len(self.end))
+        self._place = _Place.CONTENT
+        return True
+
+    def _end(self, is_cut: bool) -> None:
+        place, self._place = self._place, _Place.CONTENT
+        if place in (_Place.KEY, _Place.VALUE):
+            if is_cut:
+                self._break_call()
+            if is_cut or not self._try_restore():
+                self._pending = ""
+        elif place is _Place.HEAD and is_cut:
+            self._block = None
+            self._pending = ""
+        elif place is _Place.HEAD:
+            self._restore()
+        elif place is _Place.AFTER_CALL:
+            self._end_behind_call(is_cut, self.end)
+        elif place is _Place.SKIP:
+            self._pending = ""
+        elif is_cut:
+            self._drop_start()
