@@ -14,6 +14,8 @@ from msgspec import Meta
 MAX_COUNT = 2**53
 MAX_TOKENS = 1 << 22
 MAX_REASON_CHARS = 65_536
+MAX_DIMENSION = 2**31 - 1
+MAX_DURATION = 1e15
 
 Text = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -25,11 +27,11 @@ Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 Size = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Signed = Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]
-Dimension = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Dimension = Annotated[int, Meta(ge=0, le=MAX_DIMENSION)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TtlMs = Annotated[int, Meta(ge=0, le=86_400_000)]
 
-Duration = Annotated[float, Meta(ge=0, le=1e15)]
+Duration = Annotated[float, Meta(ge=0, le=MAX_DURATION)]
 Logprob = Annotated[float, Meta(le=1e30)]
 """A log-probability: not NaN; -inf for tokens that cannot be chosen."""
 Number = Annotated[float, Meta(ge=-1e30, le=1e30)]

@@ -9,6 +9,7 @@ import msgspec
 
 from console.dashboard.live_settings import ROUTER, LiveSetting, LiveSettings, Number
 from console.telemetry.fleet_report import FleetReport
+from protocol.field_bounds import MAX_DIMENSION, MAX_DURATION
 from protocol.messages import Role, SetLimits
 from router.fleet.fleet import Fleet
 
@@ -27,11 +28,11 @@ def live_settings(report: FleetReport, fleet: Fleet) -> LiveSettings:
             _of_workers("chunk_max_tokens", Role.DECODE, "tokens", fleet),
             _of_workers("itl_target_ms", Role.DECODE, "ms", fleet),
             LiveSetting(
-                "ttft_target_ms", ROUTER, "ms", 1, None, False,
+                "ttft_target_ms", ROUTER, "ms", 1, MAX_DURATION, False,
                 lambda: targets.ttft_target_ms, _writer(targets, "ttft_target_ms"),
             ),
             LiveSetting(
-                "tpot_target_ms", ROUTER, "ms", 0.1, None, False,
+                "tpot_target_ms", ROUTER, "ms", 0.1, MAX_DURATION, False,
                 tpot_target, _writer(targets, "tpot_target_ms"),
             ),
             LiveSetting(
@@ -65,4 +66,5 @@ def _of_workers(name: str, role: Role, unit: str, fleet: Fleet) -> LiveSetting:
         return sum(each.link.send(message) for each in workers), len(workers)
 
     is_whole = name.endswith("_tokens")
-    return LiveSetting(name, role.value, unit, 1, None, is_whole, read, write)
+    maximum = MAX_DIMENSION if is_whole else MAX_DURATION
+    return LiveSetting(name, role.value, unit, 1, maximum, is_whole, read, write)
