@@ -53,8 +53,10 @@ async def _serve(
     settings: StoreSettings, certificate: ServedCertificate, server: tuple[Path, Path], path: Path
 ) -> int:
     stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # as Valkey, which does not end by it
     socket = path / "valkey.sock"
     valkey = await _start_valkey(settings, *server, socket)
     front = StoreFront(socket, certificate.context, _ports(settings))

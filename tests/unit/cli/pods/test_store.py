@@ -156,6 +156,7 @@ def test_clients_with_and_without_tls_share_one_store_until_none_needs_the_plain
             assert PASSWORD not in " ".join(
                 psutil.Process(process.pid).cmdline() + valkey.cmdline()
             )
+            process.send_signal(signal.SIGHUP)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
         assert not valkey.is_running()
