@@ -77,9 +77,7 @@ class BoundedProtocol(RequestReader):
         self._app = config.loaded_app
         self._server = server_state
         self._exchanges: deque[Exchange] = deque()  # the first is being answered
-        self._cut = shared.cut
-        self._refusals = shared.refusals
-        self._peers = shared.peers
+        self._cut, self._refusals, self._peers = shared.cut, shared.refusals, shared.peers
         self._late_answers: LateAnswers | None = None
         self._has_ended = False  # the client's data was read to its end
         self._last_answer: Refusal | None = None  # due after the answers before it
@@ -197,9 +195,8 @@ class BoundedProtocol(RequestReader):
         """Answer a client that sends nothing more, and find out whether it is still there."""
         if self._late_answers is not None:
             return
-        self._late_answers = LateAnswers(
-            self.transport, self._running, self._limits.stall_timeout_s
-        )
+        stall_s = self._limits.stall_timeout_s
+        self._late_answers = LateAnswers(self.transport, self._running, stall_s)
         self.transport = cast("asyncio.Transport", self._late_answers)
         for each in self._exchanges:
             each.transport = self.transport

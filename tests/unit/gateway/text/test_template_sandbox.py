@@ -47,6 +47,8 @@ BOMBS = {
     "nested list by %": NESTED + "{{ ('%s' % [ns.s]) | length }}",
     "nested list as JSON": NESTED + "{{ ns.s | tojson | length }}",
     "nested list in a namespace": NESTED + "{{ ns }}",
+    "list of a long text written": "{% set s = 'x' * 1000000 %}{% for i in range(90) %}"
+    "{% set t %}{{ [s] }}{% endset %}{% endfor %}",
     "nested list compared": NESTED + "{% set a = ns.s %}" + NESTED + "{{ ns.s == a }}",
     "nested list searched for": NESTED + "{% set a = [ns.s] %}" + NESTED + "{{ ns.s in a }}",
     "nested list as a key": NESTED.replace("[", "(").replace("]", ",)") + "{{ {ns.s: 1} }}",
