@@ -22,10 +22,14 @@ from gateway.grammars import grammar, grammar_checker
 from gateway.http import connection, request_scope
 from gateway.http.variants import content_encoding
 from http_kit import errors
+from kv_transfer.tiers import tier_news
 from process.settings.spec import specs_of
 from process.sockets import options
 from process.store import response_records
+from router.routing import costs, pace, policy
+from router.routing.caches import expected_blocks
 from router_process.settings import RouterSettings
+from scheduling import session_service, turns
 from tests.paths import ROOT
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -166,6 +170,7 @@ def default(name: str) -> float:
 
 
 _STOP = (generation_fields.MAX_STOP_STRINGS, generation_fields.MAX_STOP_STRING_CHARS)
+_HALF = (pace.STEPS, pace.TOKENS)
 LIMITS: list[tuple[str, str, object]] = [
     ("api.md", "lists and objects | {:,} |", strict_model.MAX_PARTS),
     ("api.md", "| values of any kind | {:,};", strict_model.MAX_VALUES),
@@ -187,6 +192,17 @@ LIMITS: list[tuple[str, str, object]] = [
     ("api.md", "From {:,} characters on", tool_parser.MAX_HELD_CHARS),
     ("api.md", "| {} h, at most", response_records.TTL_S // 3600),
     ("api.md", "h, at most {:,} for each key", response_records.MOST_RECORDS),
+    ("kv-reuse.md", "a load from its tiers, {:g} ms and", costs.LOAD_MS),
+    ("kv-reuse.md", "for a fetch, {:g} ms and", costs.FETCH_MS),
+    ("kv-reuse.md", "decode worker of a pair | {:g} ms,", costs.HANDOFF_MS),
+    ("kv-reuse.md", "differ by less than {:g} %", policy.NEAR_TIE * 100),
+    ("kv-reuse.md", "or by the time of {} tokens", policy.TIE_TOKENS),
+    ("kv-reuse.md", "half after {0[0]} steps and {0[1]} prompt tokens", _HALF),
+    ("kv-reuse.md", "half as much after each {:g} s without", pace.HALF_LIFE_US / 1e6),
+    ("kv-reuse.md", "hear of at most {:,} blocks of each tier", tier_news.MAX_REPORTED),
+    ("operating.md", "a block | {:,} blocks for each worker |", expected_blocks.MAX_PENDING),
+    ("operating.md", "up to {} times: background work yields", 1 << turns.MOST_STEPS),
+    ("operating.md", "After {:,} tokens (cached ones", session_service.FIRST_STEP_TOKENS),
     ("security.md", "holds a connection for {} s", options.HANDSHAKE_MS // 1000),
     ("security.md", "head of more than {:.0f} KiB", default("max_head_bytes") / (1 << 10)),
     ("security.md", "sends a body of more than {:.0f} MiB", default("max_body_bytes") / (1 << 20)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from simulator.policies import pools
 from simulator.policies.names import PARTS, POLICIES, RULES, policy_names
 from simulator.policies.pools import PoolLoad, Rule
 from simulator.traces.sessions import Trace
+from tests.paths import ROOT
 from tests.unit.simulator.fleets import LinearTimes, served, single, small_fleet, worker_spec
 
 QUERY = PlacementQuery(1000, 1100, 10)
@@ -116,3 +118,13 @@ def test_names() -> None:
     assert policy_names(["lmetric", "baton", "lmetric"]) == ["lmetric", "baton"]
     with pytest.raises(ConfigError, match="use one of baton, random"):
         policy_names(["bato"])
+
+
+def test_every_policy_has_a_row_in_the_document() -> None:
+    text = (ROOT / "docs/simulation.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Policies\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == {
+        *POLICIES,
+        "--policies",
+    }
