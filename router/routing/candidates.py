@@ -62,7 +62,8 @@ def local_candidates(
     elif query.num_tokens <= SHORT_PROMPT_TOKENS:
         able = decode
     else:
-        able = [e for e in decode if matches.get(e.worker_id, NO_MATCH).num_own] if matches else []
+        own = {name for name, match in matches.items() if match.num_own}
+        able = [each for each in decode if each.worker_id in own] if own else []
         if alone:
             near = {each.worker_id for each in able}.union(alone)
             able = [each for each in decode if each.worker_id in near]
