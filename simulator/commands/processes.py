@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.context import SpawnContext, SpawnProcess
 
 
 @contextmanager
@@ -16,8 +17,7 @@ def simulation_processes(count: int, begin: Callable[[], None]) -> Iterator[Exec
     """`count` processes, which first call `begin`; none is left when the context ends. An error or
     a signal in the context ends them at once."""
     others = multiprocessing.active_children()
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, _begin, (begin,))
+    pool = ProcessPoolExecutor(count, _Context(), _begin, (begin,))
     try:
         yield pool
     except BaseException:
@@ -29,9 +29,24 @@ def simulation_processes(count: int, begin: Callable[[], None]) -> Iterator[Exec
         pool.shutdown(cancel_futures=True)
 
 
+class _Process(SpawnProcess):
+    """Leaves Ctrl-C to the parent, also while it imports."""
+
+    def start(self) -> None:
+        """See Process."""
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().start()  # it inherits the mask
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
 def _begin(begin: Callable[[], None]) -> None:
-    """Leave Ctrl-C to the parent, and end when it ends, even if it was killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End when the parent ends, even if it was killed."""
     threading.Thread(target=_end_with_parent, name="baton-parent", daemon=True).start()
     begin()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,43 @@ if __name__ == "__main__":
     with simulation_processes(2, bool) as pool:
         list(pool.map(hang, [sys.argv[1]] * 4))
 """
+
+
+IMPORTING = """
+import socket, sys
+from simulator.commands.processes import simulation_processes
+
+if __name__ == "__mp_main__":  # a process that still imports
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(sys.argv[1])
+        link.recv(1)
+
+if __name__ == "__main__":
+    with simulation_processes(1, bool) as pool:
+        assert pool.submit(len, "abc").result() == 3
+"""
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="a socket names no process here")
+def test_ctrl_c_is_no_error_of_a_process_that_still_imports(tmp_path: Path) -> None:
+    script, path = tmp_path / "importing.py", tmp_path / "link"
+    script.write_text(IMPORTING)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        server.settimeout(120)
+        command = subprocess.Popen(
+            [sys.executable, script, path],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+        )
+        link = server.accept()[0]
+        (pid,) = struct.unpack("i8x", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        assert pid != command.pid
+        os.kill(pid, signal.SIGINT)
+        link.close()
+        _, errors = command.communicate(timeout=120)
+    assert (command.returncode, errors) == (0, b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
