@@ -45,6 +45,7 @@ class Card:
 
 
 _T, _G = 1e12, 1e9
+_MOST = 1e18
 CARDS = {
     card.name: card
     for card in (
@@ -81,7 +82,7 @@ def read_card(path: Path) -> tuple[Card, StepTimes | None]:
             f"{', '.join(sorted(known))}"
         )
     changes = {
-        name: keys.text(name) if name == "name" else keys.number(name)
+        name: keys.text(name) if name == "name" else keys.number(name, maximum=_MOST)
         for name in known
         if name in keys
     }

@@ -17,6 +17,8 @@ from simulator.traces import agents, azure, bailian, generated, mooncake, record
 from simulator.traces.lines import json_lines, open_trace
 from simulator.traces.sessions import Session, Trace
 
+_GIT_LFS = b"version https://git-lfs."
+
 
 @dataclass(frozen=True)
 class TraceOptions:
@@ -63,15 +65,19 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
     first = next(lines, None) if head.removeprefix(BOM_UTF8).lstrip()[:1] == b"{" else None
     if first is not None and "requests" in first:
         return agents.sessions(chain([first], lines), options.span_s, rng)
-    if first is not None and "hash_ids" in first and bailian.PARENT in first:
+    if first is not None and mooncake.IDS in first and bailian.PARENT in first:
         return bailian.sessions(chain([first], lines))
-    if first is not None and "hash_ids" in first:
-        return mooncake.sessions(chain([first], lines), rng)
+    if first is not None and (mooncake.IDS in first or mooncake.LENGTH in first):
+        return mooncake.sessions(chain([first], lines), rng, mooncake.IDS in first)
     if first is not None and FORMAT in first:
         return recorded.sessions(chain([first], lines))
+    if head.startswith(_GIT_LFS):
+        raise ConfigError(
+            f"--trace {name}: a pointer of Git LFS; fetch the file that it stands for"
+        )
     raise ConfigError(
         f"--trace {name}: unknown format; it must be CSV with the columns "
-        f"{','.join(azure.COLUMNS)}, or JSON lines with 'hash_ids' (Mooncake, Bailian), "
+        f"{','.join(azure.COLUMNS)}, or JSON lines with {mooncake.LENGTH!r} (Mooncake, Bailian), "
         f"'requests' (sessions of agents) or {FORMAT!r} first (recorded by a router)"
     )
 

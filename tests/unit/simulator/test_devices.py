@@ -159,6 +159,14 @@ def test_a_card_file_replaces_numbers(tmp_path: Path) -> None:
         read_card(path)
 
 
+def test_a_card_file_describes_a_newer_card(tmp_path: Path) -> None:
+    path = tmp_path / "ours.json"
+    path.write_text('{"like": "H200", "name": "H900", "flops": 2.25e15, "memory_bytes": 1.92e11}')
+    card, _ = read_card(path)
+    assert (card.name, card.flops, card.memory_bytes) == ("H900", 2.25e15, 1.92e11)
+    assert card.memory_bytes_per_s == CARDS["H200"].memory_bytes_per_s
+
+
 def test_measured_steps_are_those_of_the_step_model(tmp_path: Path) -> None:
     path = tmp_path / "ours.json"
     coefficients = {"fixed_us": 900, "per_token_us": 40, "per_attended_us": 0.002}

@@ -15,6 +15,7 @@ from simulator.traces.files import TraceOptions, read_trace
 from simulator.traces.sessions import BlockRuns, Session, Trace, Turn
 
 MOONCAKE = {"timestamp": 3000, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1]}
+WITHOUT_IDS = {"timestamp": 0, "input_length": 70, "output_length": 4}
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
 HEADER = {"baton_trace": 1, "block_tokens": 64}
 RECORDED = {"at_us": 5_000_000, "took_us": 1_000_000, "in": 130, "out": 3, "end": "finished"}
@@ -58,6 +59,13 @@ def test_mooncake(tmp_path: Path) -> None:
     assert len(found) == len(common) == 2
     assert found[0] == common[0]
     assert found[1] != common[1]
+
+
+def test_mooncake_without_ids_repeats_no_prompts(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, lines(WITHOUT_IDS, MOONCAKE))
+    assert trace.block_tokens is None
+    assert [each.turns[0].num_prompt for each in trace.sessions] == [70, 1000]
+    assert [each.start_s for each in trace.sessions] == [pytest.approx(1.5, abs=1.5), 3]
 
 
 def test_equal_blocks_have_equal_digests_and_others_none() -> None:
@@ -258,6 +266,8 @@ def test_a_limit_takes_the_first_ones(tmp_path: Path) -> None:
         (lines({**MOONCAKE, "timestamp": float("nan")}), "'timestamp' must be a number"),
         ('{"hash_ids": \n', "line 1: not valid JSON"),
         ('{"hash_ids": [1]}\n', "'timestamp'"),
+        (lines(MOONCAKE, WITHOUT_IDS), "line 2: 'hash_ids' is missing"),
+        ("version https://git-lfs.example/spec/v1\nsize 132\n", "a pointer of Git LFS; fetch"),
         (AZURE + "x,1,2\n", "line 3: TIMESTAMP must be a time"),
         (AZURE + "2023-11-16 18:15:50,0,2\n", "line 3: ContextTokens must be a whole number"),
         (AZURE + f"2023-11-16 18:15:50,{'1' * 5000},2\n", "line 3: ContextTokens must be a whole"),
