@@ -27,6 +27,11 @@ def test_the_checkpoint_s_values_are_taken(tmp_path):
     assert (found.min_p, found.repetition_penalty) == (0.0, 1.1)
 
 
+def test_lengths_for_transformers_own_calls_limit_nobody(tmp_path):
+    write(tmp_path, {"max_new_tokens": 40, "max_length": 20, "min_new_tokens": 5})
+    assert load_sampling_defaults(tmp_path, None) == SamplingDefaults()
+
+
 @pytest.mark.parametrize("top_k", [-1, 0])
 def test_all_tokens_may_be_chosen_from(tmp_path, top_k):
     write(tmp_path, {"top_k": top_k})
