@@ -6,17 +6,23 @@ The folder that it writes is a model like any other: workers get it as `--model`
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from checkpoint.regular_file import is_there
 from process.settings import setting, setting_of, settings_or_exit
 from protocol.errors import ConfigError
 from worker.settings import WorkerSettings
 
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_SIGNALLED = 128
+"""Added to a signal's number, the exit code of a process that it ends."""
 _LEAST_TOKENS = 512
 _MOST_CHARS = 128
 """Characters of the text that are read for each token; ten times what texts have."""
@@ -55,16 +61,41 @@ def main(argv: Sequence[str]) -> int:
     if is_there(target):
         raise ConfigError(f"output {target} is there already; name a folder to be made")
     text = _read(Path(settings.text), settings.tokens * _MOST_CHARS)
+    with _ended_in_order():
+        _write_beside(target, settings, text)
+    print(f"{settings.model} is quantized in {target}")
+    return 0
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """A context in which SIGTERM and SIGHUP raise SystemExit, once."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in _ENDING:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(_SIGNALLED + number)
+
+    former = {each: signal.getsignal(each) for each in _ENDING}
+    try:
+        for each in _ENDING:
+            if former[each] is not signal.SIG_IGN:  # as nohup sets it
+                signal.signal(each, end)
+        yield
+    finally:
+        for each, handler in former.items():
+            signal.signal(each, handler)
+
+
+def _write_beside(target: Path, settings: QuantizeSettings, text: str) -> None:
     made = _beside(target)
     try:
         _write(settings, text, made)
         made.rename(target)
     except OSError as error:
-        raise ConfigError(f"cannot write {target}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {target}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    print(f"{settings.model} is quantized in {target}")
-    return 0
 
 
 def _read(file: Path, most_chars: int) -> str:

@@ -33,6 +33,11 @@ class Shard:
         return self.size * self.num_stages
 
     @property
+    def is_first(self) -> bool:
+        """Whether this is the first of the model's parts, whose loader tells of the checkpoint."""
+        return self.stage == 0 and self.rank == 0
+
+    @property
     def is_first_stage(self) -> bool:
         """Whether this part embeds the tokens."""
         return self.stage == 0

@@ -126,14 +126,15 @@ def _load(
 ) -> Weights:
     device, dtype, shard = target.device, target.dtype, target.shard
     is_file = isinstance(tensors, FileTensors)
-    config = _as_stored(tensors, config)
+    logs = logging.WARNING if shard is None or shard.is_first else logging.DEBUG
+    config = _as_stored(tensors, config, logs)
     expected = places_in(config, empty_weights(config, torch.device("meta"), dtype))
     if config.experts is not None and config.experts.are_paired:
         tensors = PairedExperts(tensors)
     if config.quantization is not None:
         tensors = QuantizedTensors(tensors, config.quantization, expected)
     entries = tensors.entries
-    _check(tensors, expected, config, is_file)
+    _check(tensors, expected, config, is_file, logs)
     part = config if shard is None else config.part_of(shard)
     own = places_in(part, empty_weights(part, torch.device("meta"), dtype))
     blocks = _kept_blocks(own, tensors, shard) if target.keeps_blocks else {}
@@ -161,9 +162,10 @@ def _load(
     return weights
 
 
-def _as_stored(tensors: StoredTensors, config: ModelConfig) -> ModelConfig:
+def _as_stored(tensors: StoredTensors, config: ModelConfig, level: int) -> ModelConfig:
     """The configuration, untied if the checkpoint has weights of the logits that are not the
-    embedding's, as in transformers. Those of another worker are not compared, but used."""
+    embedding's, as in transformers. Those of another worker are not compared, but used. `level`:
+    of the log entry that says so."""
     entries = tensors.entries
     stored = [entries[name].dtype for name in (EMBED, LM_HEAD) if name in entries]
     are_both_plain = len(stored) == 2 and PLAIN_DTYPES.keys() >= set(stored)
@@ -171,7 +173,8 @@ def _as_stored(tensors: StoredTensors, config: ModelConfig) -> ModelConfig:
         return config
     if isinstance(tensors, FileTensors) and torch.equal(*map(tensors.read, (EMBED, LM_HEAD))):
         return config
-    logger.warning(
+    logger.log(
+        level,
         "%s: config.json ties the embedding to the logits; %r is stored and used for the logits",
         tensors.where, LM_HEAD,
     )  # fmt: skip
@@ -236,8 +239,11 @@ def _is_looked_up(blocks: Blocks) -> bool:
     return all(isinstance(rows, BlockRows) for rows in blocks.get(EMBED, (None,)))
 
 
-def _check(tensors: StoredTensors, places: Places, config: ModelConfig, is_file: bool) -> None:
-    """`is_file`: whether the tensors are those of files."""
+def _check(
+    tensors: StoredTensors, places: Places, config: ModelConfig, is_file: bool, level: int
+) -> None:
+    """`is_file`: whether the tensors are those of files. `level`: of log entries about tensors that
+    are not used."""
     for name, place in places.items():
         _check_tensor(tensors, name, place, config)
     found = tensors.entries
@@ -252,13 +258,15 @@ def _check(tensors: StoredTensors, places: Places, config: ModelConfig, is_file:
         _refuse_other_layers(tensors, ahead, num_layers)
         _refuse_other_parts(tensors, set(unused).difference(ahead), config.architecture)
     if ahead:
-        logger.info(
+        logger.log(
+            min(level, logging.INFO),
             "%s: layers from %d on predict further tokens ahead and are left out (%d tensors)",
             tensors.where, num_layers, len(ahead),
         )  # fmt: skip
         unused = [name for name in unused if name not in ahead]
     if unused:
-        logger.warning(
+        logger.log(
+            level,
             "%s: %d tensors are not used by this architecture, the first is %r",
             tensors.where, len(unused), unused[0],
         )  # fmt: skip

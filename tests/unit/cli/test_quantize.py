@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bench.accuracy import Kind, compare, held_text
 from cli.main import main
 from engine.native.library import KernelsUnavailable, load_library
 from engine.rounding import quantized_checkpoint
+from engine.rounding.checkpoint_file import WrittenTensor, write_tensors
 from tests.paths import DEMO_MODEL
 
 
@@ -79,28 +81,40 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), 2, "No space left"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, ": No space left"),
+        (OSError("the disk is gone"), 2, ": the disk is gone\n"),
         (KeyboardInterrupt(), 130, ""),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGHUP, 129, ""),
     ],
 )
 def test_what_is_cut_off_leaves_nothing(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
+    error: BaseException | signal.Signals,
     status: int,
     message: str,
 ) -> None:
-    """The last file that is written fails."""
+    """The disk fails behind the first layer, or the process is to end there."""
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
 
-    def fail(folder: Path, files: Mapping[str, str]) -> None:
-        assert [each for each in folder.iterdir() if each.suffix == ".safetensors"]
-        raise error
+    def fail(file: Path, tensors: Mapping[str, WrittenTensor]) -> None:
+        write_tensors(file, tensors)
+        if isinstance(error, BaseException):
+            raise error
+        signal.raise_signal(error)
 
-    monkeypatch.setattr(quantized_checkpoint, "write_index", fail)
+    monkeypatch.setattr(quantized_checkpoint, "write_tensors", fail)
     text = tmp_path / "text"
     text.write_text(held_text()[:4000])
-    assert quantize("--tokens=512", text=text, output=tmp_path / "quantized") == status
+    if isinstance(error, BaseException):
+        assert quantize("--tokens=512", text=text, output=tmp_path / "quantized") == status
+    else:
+        with pytest.raises(SystemExit) as ended:
+            quantize("--tokens=512", text=text, output=tmp_path / "quantized")
+        assert ended.value.code == status
+    assert handlers == [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
     assert [each.name for each in tmp_path.iterdir()] == ["text"]
     assert message in capsys.readouterr().err
 

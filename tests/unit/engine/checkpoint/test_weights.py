@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.files import model_fingerprint
+from engine.checkpoint.shard import Shard
 from engine.checkpoint.weights import load_weights
 from protocol.errors import ModelLoadError
 from tests.published_formats import change_config
@@ -177,6 +178,10 @@ def test_unexpected_tensors_are_logged_and_known_extras_ignored(make_tiny, caplo
         load(folder)
     (record,) = caplog.records
     assert record.args == (str(folder), 1, "model.layers.0.self_attn.surprise")
+    for place in (1, 2, 3, 0):  # of a worker's ranks, one tells
+        caplog.clear()
+        load(folder, shard=Shard(place % 2, 2, place // 2, 2))
+        assert len(caplog.records) == (place == 0)
 
 
 def test_the_configuration_of_another_family_is_refused(make_tiny):

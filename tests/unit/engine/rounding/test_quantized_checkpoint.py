@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import load_model_config
 from engine.checkpoint.model_weights import EMBED, LM_HEAD
 from engine.checkpoint.quantized_blocks import BlockRows
@@ -19,6 +20,7 @@ from engine.cpu.backend import CpuBackend
 from engine.models.decoder import DecoderModel
 from engine.rounding.quantized_checkpoint import RecordedLayer, plain_config, write_quantized
 from protocol.errors import ModelLoadError
+from tests.gguf_files import write_gguf
 from tests.hybrid_models import HYBRIDS
 from tests.latent_models import LATENT_MODELS
 from worker.weights.choice import can_send
@@ -103,6 +105,9 @@ def test_what_cannot_be_rounded_is_one_line(kernels, make_tiny, tmp_path) -> Non
     assert not can_send(tmp_path / "quantized"), "blocks are read from files only"
     with pytest.raises(ModelLoadError, match="quantized: the weights are quantized already"):
         plain_config(tmp_path / "quantized")
+    write_gguf(tmp_path / "model.gguf", tiny.folder, "llama")
+    with pytest.raises(ModelLoadError, match=r"model\.gguf: name a checkpoint in safetensors"):
+        plain_config(resolve_model(tmp_path / "model.gguf"))
     gpt_oss = make_tiny("GptOssForCausalLM", dtype=torch.bfloat16).folder
     with pytest.raises(ModelLoadError, match="experts of GptOssForCausalLM are not rounded"):
         plain_config(gpt_oss)
