@@ -88,7 +88,7 @@ SHARED: dict[str, tuple[object, ...]] = {
         {"type": "json_schema", "json_schema": {"name": "a", "properties": {}}},
         {"type": "json_schema", "schema": {"type": "thing"}},
         {"type": "json_object", "json_schema": {}},
-        {"type": "json_object", "schema": {}, "value": {}},
+        {"type": "json_object", "schema": {}, "value": {"type": "object"}},
         {"type": "regex"},
         {"type": "regex", "pattern": "("},
         {"type": "grammar"},
