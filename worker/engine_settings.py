@@ -290,7 +290,7 @@ class EngineSettings(NodeSettings):
     def _check_ranks(self) -> None:
         """Raises ConfigError for settings that several ranks do not have."""
         if self.weights_from == PEER:
-            raise ConfigError(f"weights_from peer: {_RANKS} loads checkpoints")
+            raise ConfigError(f"weights_from peer: {_RANKS} loads its checkpoint; leave it out")
         if self.batch_invariant and self.tensor_parallel > 1:
             raise ConfigError(
                 "batch_invariant: sums over several ranks (tensor_parallel) have other bits than "

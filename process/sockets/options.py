@@ -22,6 +22,7 @@ HANDSHAKE_MS = 3000
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1000
 _NO_NAME = "this is neither an interface of this host nor a name that resolves to an address"
+_REASONS = {errno.ENODEV: _NO_NAME, errno.EADDRNOTAVAIL: "this host has no such address"}
 
 
 def tcp_endpoint(host: str, port: int) -> str:
@@ -57,6 +58,7 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         socket.close()
-        reason = _NO_NAME if error.errno == errno.ENODEV else zmq.strerror(error.errno or 0)
+        number = error.errno or 0
+        reason = _REASONS.get(number) or zmq.strerror(number)
         raise ConfigError(f"cannot listen on {endpoint}: {reason}") from error
     return str(socket.getsockopt_string(zmq.LAST_ENDPOINT))

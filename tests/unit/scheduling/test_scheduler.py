@@ -111,6 +111,21 @@ def test_the_youngest_of_the_lowest_priority_is_preempted_and_resumes() -> None:
     assert scheduler.blocks.num_pinned == 0
 
 
+@pytest.mark.parametrize(("before", "victim"), [(2, "young"), (3, "old")])
+def test_a_sequence_that_was_preempted_three_times_is_spared(before: int, victim: str) -> None:
+    scheduler = make_scheduler(num_blocks=6, headroom_per_sequence=0)
+    old = make_sequence("old", list(range(8)), max_tokens=12)
+    young = make_sequence("young", list(range(20, 28)), max_tokens=12)
+    for each in (old, young):
+        scheduler.add(each)
+    run_step(scheduler)
+    young.num_preemptions = before
+    preempted: list[Sequence] = []
+    while not preempted:
+        preempted += run_step(scheduler).preempted
+    assert [each.request_id for each in preempted] == [victim]
+
+
 def test_priorities_decide_who_is_admitted_and_age_overrules_them() -> None:
     scheduler = make_scheduler(max_batch_size=1, aging_s=10.0)
     scheduler.add(make_sequence("low", [1, 2, 3], max_tokens=1, priority=0))

@@ -170,15 +170,16 @@ def test_a_key_that_waits_again_after_a_step_without_waiting_has_saved_no_turns(
     assert abs(turns["busy"] - turns["calm"]) <= 2
 
 
-def test_requests_of_a_late_priority_cost_their_key_more_turns() -> None:
+@pytest.mark.parametrize(("priority", "cost"), [(-2, 4), (-9, 32)])
+def test_requests_of_a_late_priority_cost_their_key_more_turns(priority: int, cost: int) -> None:
     """A batch job yields to the others, and is served nevertheless."""
     scheduler = make_scheduler(max_batch_size=1)
-    flood(scheduler, "batch", 100, priority=-2)
-    flood(scheduler, "plain", 100)
-    batches = [run_step(scheduler) for _ in range(50)]
+    flood(scheduler, "batch", 100, priority=priority)
+    flood(scheduler, "plain", 200)
+    batches = [run_step(scheduler) for _ in range(4 * cost + 8)]
     turns = Counter(chunk.sequence.share for each in batches for chunk in each.chunks)
-    assert turns["plain"] == pytest.approx(4 * turns["batch"], abs=4)
-    assert turns["batch"] > 0
+    assert turns["plain"] == pytest.approx(cost * turns["batch"], abs=cost)
+    assert turns["batch"] > 2
 
 
 def test_what_is_known_of_shares_is_bounded() -> None:

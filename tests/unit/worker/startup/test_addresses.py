@@ -52,7 +52,7 @@ def test_a_host_that_is_not_ours_is_found() -> None:
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
-        ("192.0.2.1", "Cannot assign requested address"),
+        ("192.0.2.1", "this host has no such address"),
         ("no-host.invalid", "this is neither an interface of this host nor a name that resolves"),
     ],
 )
