@@ -81,10 +81,7 @@ class Turns:
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
         """Charge the share of a sequence for `num_tokens`."""
-        cost = num_tokens
-        if sequence.priority < 0:
-            cost <<= min(MOST_STEPS, -sequence.priority)
-        self._accounts.charge(sequence.share, cost)
+        self._accounts.charge(sequence.share, num_tokens * token_cost(sequence.priority))
         if sequence.session:
             self._sessions.charge(_session(sequence), num_tokens)
 
@@ -106,6 +103,11 @@ class Turns:
             self._accounts.join(share)
         self._backlogged = backlogged
         self._accounts.forget_idle(backlogged)
+
+
+def token_cost(priority: int) -> int:
+    """What a token of a request with this priority costs its share."""
+    return 1 << min(MOST_STEPS, -priority) if priority < 0 else 1
 
 
 def _session(sequence: Sequence) -> OwnedSession:

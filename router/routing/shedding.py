@@ -4,8 +4,9 @@ Pure. Under overload, a queue that admits all requests makes all of them late. S
 refused if its wait leaves too little of its target, or if the requests that decode already would
 slow its tokens down too much. The wait counts the prompts that a worker serves first, by the rule
 of `scheduling.turns`: those of the same share and of no lower priority, and of each other share as
-much as this one has. So the least urgent requests are refused first, and a share that floods the
-fleet refuses mostly its own.
+much as costs it the same as this share's own. A token of background work costs its share more. So
+the least urgent requests are refused first, and a share that floods the fleet refuses mostly its
+own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from router.routing.placement import Candidate, Placement, Targets, WorkerLoad
+from scheduling.turns import token_cost
 
 MARGIN = 0.2
 """Predictions must meet a target with this part of it to spare. They leave out later requests, and
@@ -102,20 +104,26 @@ def wait_of(
 ) -> float:
     """The time of the prompts that this worker serves first. Prompts of other routers are assumed
     to be like this router's."""
-    before, known, others = 0, 0, Counter[str]()
+    before = paid = known = 0
+    others, costs = Counter[str](), Counter[str]()
     for each in waiting:
         if each.worker_id != load.worker_id:
             continue
         known += each.num_tokens
+        cost = each.num_tokens * token_cost(each.priority)
         if each.share != asker.share:
             others[each.share] += each.num_tokens
+            costs[each.share] += cost
         elif each.priority >= asker.priority:
             before += each.num_tokens
+            paid += cost
     if not known or not load.queued_tokens:
         return chosen.wait_ms
     scale = load.queued_tokens / known
-    turn = before * scale + chosen.recompute_tokens
-    ahead = before * scale + sum([min(scale * each, turn) for each in others.values()])
+    paid_by_then = paid * scale + chosen.recompute_tokens * token_cost(asker.priority)
+    shares = [min(scale, paid_by_then / max(1, costs[name])) for name in others]
+    ahead = before * scale
+    ahead += sum([num * part for num, part in zip(others.values(), shares, strict=True)])
     return chosen.wait_ms * min(1.0, ahead / load.queued_tokens)
 
 

@@ -105,6 +105,17 @@ def test_a_share_that_floods_the_fleet_refuses_its_own() -> None:
     assert asked(Asker(TARGET, "other"), flood, prompt(5000, "other"), queued=25_000) is not None
 
 
+def test_background_work_waits_for_more_of_other_shares() -> None:
+    """A token of priority -2 costs its share four times as much, so four times as much of another
+    share comes first, unless that is background work, too."""
+    background = Asker(TARGET, "ours", -2)
+    assert asked(Asker(TARGET, "ours"), prompt(4000, "theirs"), queued=4000) is None
+    found = asked(background, prompt(4000, "theirs"), queued=4000)
+    assert found is not None
+    assert found.predicted_ms == pytest.approx(1000, rel=0.01)
+    assert asked(background, prompt(4000, "theirs", -2), queued=4000) is None
+
+
 def test_what_other_routers_sent_counts_as_alike() -> None:
     """This router knows of a quarter of what waits."""
     assert asked(Asker(TARGET, priority=1), prompt(1000), queued=4000) is None
