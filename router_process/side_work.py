@@ -114,6 +114,9 @@ def log_clock_step(known_us: int, step_us: int) -> int:
     one. Both are readings of `clock_step_us`."""
     if abs(step_us - known_us) < RECORDED_STEP_US:
         return known_us
+    if abs(step_us) < RECORDED_STEP_US:
+        log.info("the system clock agrees with this router's own clock again")
+        return step_us
     side = "ahead of" if step_us > 0 else "behind"
     log.warning(
         "the system clock was set, or the machine slept: it is %.0f s %s this router's own clock, "
