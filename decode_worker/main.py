@@ -12,8 +12,8 @@ from decode_worker.role import DecodeRole
 from decode_worker.settings import DecodeSettings
 from process.settings import settings_or_exit
 from protocol.messages import Role
-from worker.assembly import Surroundings, run_worker
-from worker.host import WorkerHost
+from worker.assembly import run_worker
+from worker.host import Surroundings, WorkerHost
 from worker.inbound.assembly import make_peers, make_sink, make_source
 from worker.inbound.source_links import SourcePeers
 from worker.startup.step_limits import goes_ahead

@@ -9,8 +9,8 @@ from prefill_worker.role import PrefillRole
 from prefill_worker.settings import PrefillSettings
 from process.settings import settings_or_exit
 from protocol.messages import Role
-from worker.assembly import Surroundings, run_worker
-from worker.host import WorkerHost
+from worker.assembly import run_worker
+from worker.host import Surroundings, WorkerHost
 from worker.inbound.assembly import make_peers, make_sink, make_source
 from worker.startup.step_limits import prefill_steps_ahead
 

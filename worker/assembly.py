@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,17 +48,17 @@ from protocol.error_line import one_line
 from protocol.errors import ConfigError, ModelLoadError
 from protocol.handoff_messages import PeerDescriptor
 from protocol.hashing import seed_of
-from protocol.messages import PROTOCOL_VERSION, Hello, Role
+from protocol.messages import PROTOCOL_VERSION, Role
 from protocol.registration import WorkerInfo, WorkerState
 from worker.admitting_routers import Admissions
 from worker.counters import Count
-from worker.host import WorkerHost, WorkerParts
+from worker.host import Surroundings, WorkerHost, WorkerParts
 from worker.intake import Intake
 from worker.link_counters import LinkCounters, LinkWatch
 from worker.loop import WorkerLoop, WorkerRole
 from worker.metrics import WorkerMetrics
 from worker.moved_blocks import bytes_by_group, kept_windows
-from worker.probes import ReadinessCheck, WorkerProbes, serve_probes
+from worker.probes import WorkerProbes, serve_probes
 from worker.ranks.node_link import HeadLost
 from worker.reporter import Reporter
 from worker.settings import WorkerSettings, choose_worker_id
@@ -76,22 +76,6 @@ from worker.weights.server import ServedModel, WeightsServer
 log = logging.getLogger(__name__)
 
 _LINGER_MS = 1000
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """The objects besides the host that a role may need."""
-
-    network: Network
-    hello: Hello
-    descriptor: PeerDescriptor
-    is_alive: Callable[[str, str], bool]
-    find: Callable[[str, str], WorkerInfo | None]
-    members: Callable[[], Collection[WorkerInfo]]
-    look_again: Callable[[], None]
-    machine: str
-    stack: ExitStack
-    add_check: Callable[[ReadinessCheck], None]
 
 
 RoleBuilder = Callable[[WorkerHost, Surroundings], WorkerRole[AnyTask]]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import zmq
@@ -25,28 +26,32 @@ from process.flight_recorder import FlightRecorder
 from process.lifecycle import StopSignal
 from process.logs import about
 from process.sockets.control import ControlServer, Peer
+from process.sockets.encrypted_sockets import Network
 from process.wakeup import Wakeup
 from protocol.control_message import ControlMessage
 from protocol.errors import TransferError
 from protocol.events import WorkerStats
 from protocol.field_bounds import MAX_REASON_CHARS
 from protocol.flight import FlightKind
+from protocol.handoff_messages import PeerDescriptor
 from protocol.message_base import Message
 from protocol.messages import (
     AttemptFailed,
     CacheDumpRequest,
     FlightPage,
     FlightRequest,
+    Hello,
     Role,
     SetLimits,
 )
-from protocol.registration import WorkerState
+from protocol.registration import WorkerInfo, WorkerState
 from protocol.weight_messages import WeightsMessage
 from worker.admitting_routers import Admissions
 from worker.cache_dumps import CacheDumps
 from worker.counters import Count
 from worker.intake import Intake
 from worker.lifecycle import Lifecycle
+from worker.probes import ReadinessCheck
 from worker.reporter import HandoffLoad, Reporter
 from worker.settings import WorkerSettings
 from worker.stall_watch import StallAlarm
@@ -59,6 +64,22 @@ log = logging.getLogger(__name__)
 
 IDLE_WAIT_MS = 50
 """The longest wait for input. Messages, transfers and grammars wake the worker at once."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The objects besides the host that a role may need."""
+
+    network: Network
+    hello: Hello
+    descriptor: PeerDescriptor
+    is_alive: Callable[[str, str], bool]
+    find: Callable[[str, str], WorkerInfo | None]
+    members: Callable[[], Collection[WorkerInfo]]
+    look_again: Callable[[], None]
+    machine: str
+    stack: ExitStack
+    add_check: Callable[[ReadinessCheck], None]
 
 
 @dataclass(frozen=True)

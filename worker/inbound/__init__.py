@@ -1,5 +1,5 @@
 """KV that comes from other workers: handoffs to this worker, fetches from peers' caches, and the
 caches of workers that drain.
 
-Imports `worker.host`, `worker.assembly` and the packages below `worker`.
+Imports `worker.host` and the packages below `worker`.
 """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kv_transfer.handoff.sink import HandoffSink
 from kv_transfer.handoff.source import HandoffSource
-from worker.assembly import Surroundings
-from worker.host import WorkerHost
+from worker.host import Surroundings, WorkerHost
 from worker.inbound.source_links import SourcePeers
 
 FETCH_WRITE_BYTES = 4 << 20

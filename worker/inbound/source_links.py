@@ -21,7 +21,7 @@ from protocol.handoff_messages import PeerDescriptor, PoolRefused
 from protocol.message_base import Message
 from protocol.messages import KvPeer, Role
 from protocol.registration import WorkerInfo, WorkerState, generation
-from worker.assembly import Surroundings
+from worker.host import Surroundings
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from protocol.messages import PROTOCOL_VERSION, Abort, Hello, KvPeer, Role
 from protocol.registration import WorkerInfo
 from tests.registration import registration
 from tests.unit.worker_harness import Clock, DecodeBench
-from worker.assembly import Surroundings
+from worker.host import Surroundings
 from worker.inbound.source_links import SourcePeers
 
 SILENCE_S = 100.0
