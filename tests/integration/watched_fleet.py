@@ -1,0 +1,44 @@
+"""A watcher of the fleet, what it announces, and waits for what happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from process.store.fleet_watcher import FleetWatcher
+from protocol.registration import WorkerInfo
+
+WAIT_S = 60.0
+POLL_S = 0.005
+PAUSE = threading.Event()
+
+
+def until(check: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not check():
+        assert time.monotonic() < deadline, "waited in vain"
+        PAUSE.wait(POLL_S)
+
+
+@asynccontextmanager
+async def watching(url: str, cluster: str, **options) -> AsyncIterator[tuple]:
+    """A running watcher and a queue of every fleet that it announced."""
+    changes: asyncio.Queue = asyncio.Queue()
+    watcher = FleetWatcher(
+        url, cluster, lambda members: changes.put_nowait(dict(members)), poll_s=0.1, **options
+    )
+    task = asyncio.create_task(watcher.run())
+    try:
+        yield watcher, changes
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def change(changes: asyncio.Queue) -> dict[str, WorkerInfo]:
+    return await asyncio.wait_for(changes.get(), WAIT_S)
