@@ -215,6 +215,16 @@ async def test_a_model_that_has_not_proved_itself_refuses_nothing(
     assert await queue.sends_next()
 
 
+async def test_errors_that_cancel_out_leave_the_model_proven(queue: Queue) -> None:
+    """Steps on a disturbed machine are far off one by one, but not in all."""
+    noisy = PROVEN | {"step_error_us": 9_000_000}
+    await queue.report(counters=noisy | {"predicted_step_us": 11_000_001})
+    assert await queue.sends_next()
+    await queue.report(counters=noisy | {"predicted_step_us": 11_000_000})
+    with pytest.raises(DeadlineUnreachable):
+        await Consumer(queue.harness.dispatcher, next_request()).end()
+
+
 async def test_without_a_report_nothing_is_refused(queue: Queue) -> None:
     assert await queue.sends_next()
 
