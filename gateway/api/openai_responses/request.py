@@ -87,10 +87,7 @@ class InputTokensRequest(RequestBody):
     """A conversation as items, whose prompt's tokens are to be counted."""
 
     model: str | None = None
-    input: Annotated[
-        Annotated[str, TEXT] | Annotated[list[InputItem], Field(min_length=1), bounded, LIST],
-        TEXT_OR_LIST,
-    ]
+    input: Annotated[Annotated[str, TEXT] | Annotated[list[InputItem], bounded, LIST], TEXT_OR_LIST]
     instructions: str | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), first_error] | None = None
     tool_choice: (
@@ -113,6 +110,8 @@ class InputTokensRequest(RequestBody):
     def check_together(self) -> None:
         """See the base class."""
         super().check_together()
+        if self.input == [] and self.previous_response_id is None:
+            raise InvalidRequest("'input' is empty, and so needs 'previous_response_id'", "input")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise InvalidRequest("'tool_choice' needs 'tools'", "tool_choice")
 

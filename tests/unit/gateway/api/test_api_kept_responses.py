@@ -119,6 +119,25 @@ def test_a_deleted_answer_says_so(client, api):
     assert shown == {"id": answer.id, "object": "response", "deleted": True}
 
 
+def test_a_response_is_continued_without_input(client, api):
+    api.says("It rains.")
+    first = ask(client)
+    api.says("A lot.")
+    second = ask(client, [], previous_response_id=first.id)
+    assert second.output_text == "A lot."
+    conversation = (
+        "<|start|>user\nSay it<|end|>\n<|start|>assistant\nIt rains.<|end|>\n<|start|>assistant\n"
+    )
+    assert prompt_of(api) == conversation
+    counted = client.responses.input_tokens.count(input=[], previous_response_id=first.id)
+    assert counted.input_tokens == len(api.generator.requests[-1].token_ids)
+    api.says("It stops.")
+    ask(client, "And?", previous_response_id=second.id)
+    assert "It rains.<|end|>\n<|start|>assistant\nA lot.<|end|>\n<|start|>user\nAnd?" in prompt_of(
+        api
+    )
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_conversation_is_continued(client, api, is_streamed):
     api.says(THINKING + "I ask." + SHORT_CALL)

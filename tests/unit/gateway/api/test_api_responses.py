@@ -266,6 +266,7 @@ def test_text_format_holds_the_text_to_a_grammar(client, api, kind, has_grammar)
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "other"}, "tools": TOOLS}, "tool_choice"),
         ({"input": []}, "input"),
+        ({"input": [], "instructions": "Be kind"}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": IMAGE}, "input[0].content[0].type"),
         ({"temperature": 3}, "temperature"),
