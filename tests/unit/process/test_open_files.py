@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
+import socket
 import subprocess
 import sys
 
@@ -99,3 +101,52 @@ def test_without_a_limit_nothing_is_reserved(monkeypatch: pytest.MonkeyPatch) ->
     no_limit = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda _: (no_limit, no_limit))
     assert not is_reserved(10**6)
+
+
+CROWD_CODE = """
+import os, resource, sys, time, zmq
+from process.sockets import options
+from process.sockets.encrypted_sockets import Network
+options.HANDSHAKE_MS = 0  # strangers may stay
+resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
+network = Network("the secret")
+socket, endpoint = network.listening(zmq.ROUTER, "tcp://127.0.0.1:*")
+print(endpoint, flush=True)
+sys.stdin.readline()
+deadline = time.monotonic() + 30
+while True:
+    try:
+        if len(os.listdir("/proc/self/fd")) < 95:
+            break
+    except OSError as error:
+        print(error, file=sys.stderr)
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+print("has room", flush=True)
+sys.stdin.readline()
+socket.close()
+network.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_crowd_at_a_port_of_a_worker_leaves_it_descriptors() -> None:
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", CROWD_CODE], cwd=ROOT, text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        )  # fmt: skip
+        stack.callback(process.kill)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        port = int(process.stdout.readline().rpartition(":")[2])
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+        process.stdin.write("count\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "has room\n"
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        assert process.wait(60) == 0
