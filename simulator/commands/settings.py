@@ -13,9 +13,8 @@ class SimulationSettings:
     """What is simulated, besides the fleet's size."""
 
     trace: str = setting(
-        help="a file (Mooncake's or Bailian's JSON lines, Azure's CSV, sessions of agents, or what "
-        "a router "
-        "recorded with record_trace), or made-up traffic: "
+        help="a file (Mooncake's or Bailian's JSON lines, Azure's or BurstGPT's CSV, sessions of "
+        "agents, or what a router recorded with record_trace), or made-up traffic: "
         "poisson:rate=4,prompt=1024,output=256,requests=1000, bursts:burst=16,... or "
         "turns:turns=5,pause=10,..."
     )

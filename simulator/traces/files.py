@@ -58,7 +58,7 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
         raise ConfigError(f"--trace {name}: not a regular file; write the trace to a file first")
     head = _first_line(path)
     if azure.is_header(head.decode("utf-8", "replace")):
-        return azure.sessions(path)
+        return azure.sessions(path, rng)
     if not head:
         return iter(())
     lines = json_lines(path)
@@ -77,8 +77,9 @@ def _sessions(name: str, options: TraceOptions, rng: random.Random) -> Iterator[
         )
     raise ConfigError(
         f"--trace {name}: unknown format; it must be CSV with the columns "
-        f"{','.join(azure.COLUMNS)}, or JSON lines with {mooncake.LENGTH!r} (Mooncake, Bailian), "
-        f"'requests' (sessions of agents) or {FORMAT!r} first (recorded by a router)"
+        f"{','.join(azure.COLUMNS)} or {','.join(azure.BURST_COLUMNS)}, or JSON lines with "
+        f"{mooncake.LENGTH!r} (Mooncake, Bailian), 'requests' (sessions of agents) or "
+        f"{FORMAT!r} first (recorded by a router)"
     )
 
 

@@ -86,6 +86,23 @@ def test_azure(tmp_path: Path) -> None:
     assert second.turns[0].num_prompt == 396
 
 
+BURST = (
+    "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "7,GPT-4,1087,230,1317,API log\n5,ChatGPT,472,0,472,Conversation log\n5.0,ChatGPT,9,1,10,x\n"
+)
+
+
+def test_burstgpt_has_whole_seconds(tmp_path: Path) -> None:
+    first, second, third = trace_of(tmp_path, BURST).sessions
+    assert {first.turns[0].num_prompt, second.turns[0].num_prompt} == {472, 9}
+    assert {first.turns[0].num_output, second.turns[0].num_output} == {1}
+    assert first.start_s == 0 < second.start_s < 1
+    assert 1 < third.start_s < 3
+    assert third.turns[0].num_prompt == 1087
+    assert trace_of(tmp_path, BURST) == trace_of(tmp_path, BURST)
+    assert trace_of(tmp_path, BURST) != trace_of(tmp_path, BURST, seed=1)
+
+
 TIMES = ["2023-11-16 18:15:46.6805900", "2023-11-16 18:15:50.9951690"]
 
 
@@ -275,6 +292,8 @@ def test_a_limit_takes_the_first_ones(tmp_path: Path) -> None:
         (AZURE + "2023-11-16 18:15:50.5e9,1,2\n", "line 3: TIMESTAMP must be a time"),
         (AZURE + "2023-13-16 18:15:50,1,2\n", "line 3: TIMESTAMP must be a time"),
         (AZURE + "2023-11-16 18:15:50,1\n", "line 3: there must be 3 columns, not 2"),
+        (BURST + "5.5,x,1,1,2,x\n", "line 5: Timestamp must be a whole number of seconds"),
+        (BURST + "6,x,0,1,1,x\n", "line 5: Request tokens must be a whole number from 1"),
         (lines({"baton_trace": 2, "block_tokens": 64}), "'baton_trace' must be a whole number"),
         (lines(HEADER, {**RECORDED, "in": 0}), "line 2: 'in' must be a whole number from 1"),
         (lines(HEADER, {**RECORDED, "blocks": ["a"]}), "line 2: 'blocks' must be what 2 blocks"),
