@@ -14,7 +14,7 @@ memory. Triton compiles what they would launch, for the named architecture, and 
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -105,6 +105,12 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="into FlashInfer's package")
     parser.add_argument("--list", action="store_true", help="name the kernels, compile none")
     arguments = parser.parse_args()
+    needs_triton = "triton" in arguments.kind and not arguments.install
+    if needs_triton and importlib.util.find_spec("triton") is None:
+        print(
+            "no kernel can be built: install triton, or name other kinds (--kind)", file=sys.stderr
+        )
+        return 1
     groups = [arguments.arch] if arguments.install else [[arch] for arch in arguments.arch]
     if _ONE in os.environ or arguments.list:
         with TemporaryDirectory(prefix="baton-triton-") as folder:

@@ -3,10 +3,13 @@ suite."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 import pytest
 import torch
 
-from bench.gpu.compile_kernels import KINDS, variants
+from bench.gpu.compile_kernels import KINDS, main, variants
 from engine.attention.flashinfer_attention import HEAD_DIMS, choose_kernels
 from engine.gpu.fp8_format import FP8
 
@@ -45,3 +48,14 @@ def test_fa3_is_for_hopper_alone() -> None:
 
 def test_cards_without_fp8_have_no_kernels_for_it() -> None:
     assert not [v for v in variants(KINDS, DTYPES, HEAD_DIMS, 80) if v.kv_dtype == FP8]
+
+
+def test_a_missing_triton_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["compile_gpu_kernels", "--kind", "triton"])
+    assert main() == 1
+    assert capsys.readouterr().err == (
+        "no kernel can be built: install triton, or name other kinds (--kind)\n"
+    )
