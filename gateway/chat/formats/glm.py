@@ -36,12 +36,15 @@ FORM = CallForm(
 
 
 class GlmParser(TagCallsParser):
-    """See TagCallsParser."""
+    """See TagCallsParser. Models may forget the tag before a value."""
 
     certain_markers = (BEGIN,)
     begin, end = BEGIN, END
     argument, value_end = _KEY, _VALUE_END
+    tags_begin_lines = False
     head = re.compile(rf"{SPACE}(?P<name>{NAME}){SPACE}(?={_KEY}|{END})")
     head_so_far = re.compile(rf"{SPACE}[\w.-]{{0,256}}{SPACE}(<[\w/]{{0,10}})?")
-    key = re.compile(rf"{_KEY}(?P<key>[^<\n]{{1,256}}){_KEY_END}{SPACE}{_VALUE}")
+    key = re.compile(
+        rf"{_KEY}(?P<key>[^<\n]{{1,256}}){_KEY_END}({SPACE}{_VALUE}|(?!{SPACE}(<\w{{0,9}})?\Z))"
+    )
     key_so_far = re.compile(rf"{_KEY}[^<\n]{{0,256}}(</?\w{{0,7}}|{_KEY_END}{SPACE}(<\w{{0,9}})?)?")

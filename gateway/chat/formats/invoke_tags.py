@@ -81,12 +81,13 @@ def dsml_form(begin: str, end: str) -> CallForm:
 
 
 class DeepSeekV32Parser(TagCallsParser):
-    """See TagCallsParser."""
+    """See TagCallsParser. Models of either version write sections of the other, too."""
 
-    certain_markers = (V32_BEGIN, _DSML_INVOKE)
+    certain_markers = (V32_BEGIN, V4_BEGIN, _DSML_INVOKE)
     begin, end = V32_BEGIN, V32_END
     call, call_end = _DSML_INVOKE, _DSML_INVOKE_END
     argument, value_end = _DSML_PARAMETER, _DSML_PARAMETER_END
+    tags_begin_lines = False
     head = re.compile(rf"{SPACE}{_DSML_INVOKE}{SPACE} name=\"(?P<name>{NAME})\"{SPACE}>")
     head_so_far = re.compile(rf"{SPACE}{_DSML_INVOKE}[^>\n]{{0,400}}")
     key = re.compile(
@@ -95,9 +96,16 @@ class DeepSeekV32Parser(TagCallsParser):
     )
     key_so_far = re.compile(rf"{_DSML_PARAMETER}[^\n]{{0,400}}")
 
+    @property
+    def _begins(self) -> tuple[str, ...]:
+        return (V32_BEGIN, V4_BEGIN, _DSML_INVOKE)
+
+    @property
+    def _outer_ends(self) -> tuple[str, ...]:
+        return (V32_END, V4_END)
+
 
 class DeepSeekV4Parser(DeepSeekV32Parser):
     """See TagCallsParser."""
 
-    certain_markers = (V4_BEGIN, _DSML_INVOKE)
     begin, end = V4_BEGIN, V4_END

@@ -53,6 +53,7 @@ class TagCallsParser(ToolParser):
       what the model itself says of the value: `true` for text.
     - `head_so_far`, `key_so_far`: match any beginning of a text that `head` or `key` matches.
     - `padding`: surrounds values.
+    - `tags_begin_lines`: whether a tag behind a value without an end must begin a line.
     """
 
     begin: ClassVar[str]
@@ -62,6 +63,7 @@ class TagCallsParser(ToolParser):
     argument: ClassVar[str]
     value_end: ClassVar[str]
     padding: ClassVar[str] = ""
+    tags_begin_lines: ClassVar[bool] = True
     head: ClassVar[re.Pattern[str]]
     head_so_far: ClassVar[re.Pattern[str]]
     key: ClassVar[re.Pattern[str]]
@@ -92,14 +94,18 @@ class TagCallsParser(ToolParser):
         return (self.begin, self.call) if self.call else (self.begin,)
 
     @property
+    def _outer_ends(self) -> tuple[str, ...]:
+        return (self.end,)
+
+    @property
     def _call_ends(self) -> tuple[str, ...]:
-        return (self.call_end, self.end) if self.call_end else (self.end,)
+        return (self.call_end, *self._outer_ends) if self.call_end else self._outer_ends
 
     def _step_content(self) -> bool:
         found = self._find_block(self._begins)
         if found is None:
             return False
-        if found == self.begin:
+        if found != self.call:
             self._take(len(found))
         self._place = _Place.HEAD
         return True
@@ -183,34 +189,51 @@ class TagCallsParser(ToolParser):
 
     def _end_of_value(self) -> tuple[int, bool]:
         """How much of the pending text belongs to the value for certain, and whether its end
-        follows."""
+        follows. The end of a call counts only if another tag or nothing follows."""
         text = self._pending
-        end = text.find(self.value_end)
-        marks = (f"\n{self.argument}", f"\n{self._call_ends[0]}")
+        behind = "\n" if self.tags_begin_lines else ""
+        marks = (self.value_end, f"{behind}{self.argument}", f"{behind}{self._call_ends[0]}")
         for found in re.finditer("|".join(map(re.escape, marks)), text):
-            if 0 <= end < found.start():
-                break
-            is_tag = self._is_next_tag(text[found.start() + 1 :])
-            if is_tag is not False:
-                return found.start(), is_tag is True
-        if end >= 0:
-            return end, True
-        ends = (*marks, self.value_end, f"{self.padding}{self.value_end}")
+            place, mark = found.start(), found[0]
+            is_tag = self._is_tag(mark, text[place + len(mark) :])
+            if is_tag is None:
+                return place - text[:place].endswith("\n"), False
+            if is_tag:
+                is_forgotten = mark != self.value_end and not behind
+                return place - (is_forgotten and text[:place].endswith("\n")), True
+        ends = (*marks, f"{self.padding}{self.value_end}")
         held = max(partial_end(text, each) for each in ends)
-        return len(text) - max(held, text.endswith("\n")), False
+        kept = len(text) - held
+        return kept - text[:kept].endswith("\n"), False
 
-    def _is_next_tag(self, text: str) -> bool | None:
-        """Whether a text that begins like a tag begins a whole one, behind a value without an end.
-        The end of a call counts only if a tag or nothing follows. None: more text decides."""
-        if text.startswith(self.argument):
+    def _is_tag(self, mark: str, rest: str) -> bool | None:
+        """Whether a mark that is followed by `rest` ends the value. None: more text decides."""
+        if mark == self.value_end:
+            return True
+        if mark.endswith(self.argument):
+            text = self.argument + rest
             if self.key.match(text) is not None:
                 return True
             return None if self.key_so_far.fullmatch(text) and not self._is_last else False
-        rest = _BLANKS.sub("", text.removeprefix(self._call_ends[0]), count=1)
-        tags = (*self._begins, self.end)
-        if rest.startswith(tags) or (not rest and self._is_last):
+        rest = _BLANKS.sub("", rest, count=1)
+        if not rest:
+            return True if self._is_last else None
+        if self.call_end and rest.startswith(self._outer_ends):
             return True
-        return None if any(each.startswith(rest) for each in tags) else False
+        if self.call_end and any(each.startswith(rest) for each in self._outer_ends):
+            return None
+        return self._is_call(rest)
+
+    def _is_call(self, text: str) -> bool | None:
+        """Whether the text begins a call. None: more text decides."""
+        for begin in self._begins:
+            if text.startswith(begin):
+                head = text if begin == self.call else text[len(begin) :]
+                if self.head.match(head) is not None:
+                    return True
+                may_be = not head or self.head_so_far.fullmatch(head) is not None
+                return None if may_be and not self._is_last else False
+        return None if any(each.startswith(text) for each in self._begins) else False
 
     def _add_value(self, text: str) -> None:
         if not self._is_text:
@@ -233,22 +256,25 @@ class TagCallsParser(ToolParser):
 
     def _step_after_call(self) -> bool:
         self._take_space()
-        if not self._pending or self._is_partial(self.end):
+        if not self._pending or self._is_partial(*self._outer_ends):
             return False
-        if self._pending.startswith(self.end):
-            self._take(len(self.end))
+        if self._take_outer_end():
             self._open_block.end_call()
         self._leave_block()
         self._place = _Place.CONTENT
         return True
 
     def _step_skip(self) -> bool:
-        if not self._skip_to(self.end, self.begin):
+        if not self._skip_to(*self._outer_ends, *self._begins[:1]):
             return False
-        if self._pending.startswith(self.end):
-            self._take(len(self.end))
+        self._take_outer_end()
         self._place = _Place.CONTENT
         return True
+
+    def _take_outer_end(self) -> bool:
+        end = next((each for each in self._outer_ends if self._pending.startswith(each)), "")
+        self._take(len(end))
+        return bool(end)
 
     def _end(self, is_cut: bool) -> None:
         place, self._place = self._place, _Place.CONTENT
@@ -263,7 +289,7 @@ class TagCallsParser(ToolParser):
         elif place is _Place.HEAD:
             self._restore()
         elif place is _Place.AFTER_CALL:
-            self._end_behind_call(is_cut, self.end)
+            self._end_behind_call(is_cut, *self._outer_ends)
         elif place is _Place.SKIP:
             self._pending = ""
         elif is_cut:

@@ -223,6 +223,34 @@ def test_glm_may_write_blanks_between_its_tags() -> None:
         assert (message.content, calls_of(message)) == ("Let me see:", [("f", {"text": "backend"})])
 
 
+def test_glm_may_forget_a_tag_around_a_value() -> None:
+    text = written("glm", [("f", {"text": "<b> Köln", "count": 2})]).replace("\n", "")
+    for tag in ("<arg_value>", "</arg_value>"):
+        whole = f"{text.replace(tag, '')}{text}"
+        for pieces in ((whole,), tuple(whole)):
+            message = parse("glm", *pieces)
+            assert calls_of(message) == [("f", {"text": "<b> Köln", "count": 2})] * 2
+            assert message.content == ""
+
+
+def test_calls_of_another_family_in_a_text_of_glm_are_text() -> None:
+    calls = [("f", {"text": 'a</tool_call>\n<tool_call>\n{"name": "x"}\n</tool_call> b'})]
+    text = written("glm", calls)
+    for pieces in ((text,), tuple(text)):
+        message = parse("glm", *pieces)
+        assert (calls_of(message), message.content) == (calls, "")
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "deepseek_v4"])
+def test_deepseek_may_write_the_section_of_its_other_version(family: str) -> None:
+    calls = [("f", {"text": "a", "count": 2}), ("get_time", {})]
+    for other in ("deepseek_v32", "deepseek_v4"):
+        text = f"So. {written(other, calls)}"
+        for pieces in ((text,), tuple(text)):
+            message = parse(family, *pieces)
+            assert (message.content, calls_of(message)) == ("So.", calls)
+
+
 @pytest.mark.parametrize("mark", ['"', "'", ""])
 def test_minimax_may_write_names_in_other_quotation_marks(mark: str) -> None:
     text = written("minimax_m2", [("f", {"text": "a", "count": 2})]).replace('"', mark)
