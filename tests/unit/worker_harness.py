@@ -19,7 +19,6 @@ from decode_worker.prefill_reach import PrefillReach
 from decode_worker.resumption import Resumption
 from decode_worker.role import DecodeRole
 from engine.engine import Engine, EngineLimits
-from engine.kv_pool import block_digest
 from engine.sampling.grammar import Grammars
 from kv_transfer.authentication import authenticate_descriptor
 from kv_transfer.handoff.sink import HandoffSink
@@ -40,7 +39,6 @@ from protocol.layout import KvLayout
 from protocol.message_base import Message
 from protocol.messages import Generate, KvPeer, Prefill, Role
 from protocol.registration import WorkerState
-from scheduling.batch import Batch
 from scheduling.block_pools import BlockPools
 from scheduling.scheduler import Scheduler, SchedulerConfig
 from scheduling.step_model import StepModel
@@ -49,14 +47,14 @@ from tests.paths import DEMO_MODEL
 from tests.sequences import greedy
 from tests.unit.fake_model import BLOCK, VOCAB, FakeModel, continuation
 from tests.unit.fake_peers import FakePeers, FakeServer, FakeTransfers, Write
+from tests.unit.fake_worker_parts import CardPool, CountedSteps, PatientHost
 from tests.unit.held_thread import HeldThread
 from worker.admitting_routers import Admissions
 from worker.counters import Count
-from worker.host import WorkerHost, WorkerParts
+from worker.host import WorkerParts
 from worker.intake import Intake
 from worker.loop import WorkerLoop
 from worker.reporter import Reporter
-from worker.step_runner import StepOutcome, StepRunner
 
 TORN = -7
 """What a block holds after a write that was cut off; no token."""
@@ -110,54 +108,6 @@ class Stop:
         if not self.is_final:
             self.since = None
         return not self.is_final
-
-
-class PatientHost(WorkerHost):
-    """A host that waits for nothing."""
-
-    def wait(self) -> None:
-        self._wakeup.clear()
-
-
-class CountedSteps(StepRunner):
-    """Counts the tokens of chunks, by attempt."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.computed: Counter[Key] = Counter()
-
-    def run(self, batch: Batch) -> StepOutcome:
-        outcome = super().run(batch)
-        for result in outcome.results:
-            for chunk in result.batch.chunks:
-                self.computed[chunk.sequence.key] += chunk.num_tokens
-        return outcome
-
-
-@dataclass
-class CardPool:
-    """A pool of which a copy to the host waits for the steps launched so far."""
-
-    model: FakeModel
-    memories: list[torch.Tensor]  # by group
-    layout: KvLayout
-    others = ()
-    has_all_ranks = True
-
-    @property
-    def groups(self) -> list[CardPool]:
-        return [
-            CardPool(self.model, [memory], self.layout.of_group(group))
-            for group, memory in enumerate(self.memories)
-        ]
-
-    def digest(self, block: int) -> bytes:
-        return block_digest(self.tensor[block])
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        self.model.wait()
-        return self.memories[0]
 
 
 @dataclass
