@@ -33,6 +33,8 @@ RUNNING = "running"
 def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
     """The body of `/requests/{id}/trace`."""
     last = trace.attempts[-1] if trace.attempts else None
+    first = trace.first_token_attempt
+    predicting = first or last
     times = times_of(trace, now_us)
     prefill = last.prefill if last else None
     local = last.decode.chunks if last and last.decode else ()
@@ -69,7 +71,8 @@ def trace_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
         "blocks_moved": prefill.blocks_moved if prefill else 0,
         "bytes_moved": prefill.bytes_moved if prefill else 0,
         "transport": prefill.transport if prefill else "",
-        "predicted_ttft_ms": last.placement.ttft_ms if last else None,
+        "first_token_attempt": first.number if first else None,
+        "predicted_ttft_ms": predicting.placement.ttft_ms if predicting else None,
         **trace.durations(),
         "stages": [_stage_json(each) for each in stage_times(times)],
     }
@@ -89,8 +92,9 @@ def receipt_json(trace: RequestTrace, now_us: int) -> dict[str, Any]:
     whole = trace_json(trace, now_us)
     names = (
         "request_id", "trace_id", "outcome", "error", "received_us", "finished_us", "placement",
-        "predicted_ttft_ms", "ttft_ms", "tpot_ms", "num_prompt_tokens", "num_cached_tokens",
-        "num_computed_before", "prompt_sources", "num_output_tokens", "attempts", "stages",
+        "first_token_attempt", "predicted_ttft_ms", "ttft_ms", "tpot_ms", "num_prompt_tokens",
+        "num_cached_tokens", "num_computed_before", "prompt_sources", "num_output_tokens",
+        "attempts", "stages",
     )  # fmt: skip
     return {name: whole[name] for name in names}
 

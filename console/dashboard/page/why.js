@@ -10,13 +10,14 @@ const NEAR_US = 60_000_000;
 export function Why({ trace }) {
 	const { placement, attempts, predicted_ttft_ms: predicted } = trace;
 	if (!placement) return html`<${Card} title="Why here"><p>It was not placed yet.</p><//>`;
-	const isRetried = attempts.length > 1;
-	const startUs = isRetried ? attempts.at(-1).started_us : trace.received_us;
+	const first = attempts.find((each) => each.attempt === trace.first_token_attempt);
+	const isLater = first && first !== attempts[0];
+	const startUs = isLater ? first.started_us : trace.received_us;
 	const observed = trace.first_token_us ? (trace.first_token_us - startUs) / 1000 : null;
 	const error = predicted > 0 && observed !== null ? observed / predicted - 1 : null;
 	const rows = [
 		["Predicted first token", ms(predicted)],
-		[isRetried ? "Observed in this attempt" : "Observed", ms(observed)],
+		[first && attempts.length > 1 ? `Observed in attempt ${first.attempt}` : "Observed", ms(observed)],
 		["Error", error === null ? DASH : `${error < 0 ? "−" : "+"}${share(Math.abs(error))}`],
 	];
 	return html`<${Card} title="Why here" head=${html`<${Tag}>${placement.mode}<//>`}>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -11,7 +12,7 @@ from process.trace_context import CURRENT_TRACE, TraceContext
 from protocol.traces import ChunkSpan, DecodeTrace
 from router.metrics import FleetMetrics
 from router.requests.trace import AttemptTrace
-from router.requests.trace_json import trace_json
+from router.requests.trace_json import receipt_json, trace_json
 from router.requests.trace_store import MAX_UNTOLD, TraceStore
 from router.routing.placement import Candidate, Mode, Placement
 from tests.unit.router.fake_worker import prefill_trace
@@ -221,6 +222,24 @@ def test_prompt_tokens_are_counted_by_their_source(
         for source in ("cached", "computed")
     }
     assert counted == {"cached": 32, "computed": 68}
+
+
+def test_the_prediction_shown_is_that_of_the_attempt_with_the_first_token(
+    store: TraceStore,
+) -> None:
+    """An attempt that only continues the output predicts nothing of the first token."""
+    trace = store.begin("r", 100)
+    predicted = [msgspec.structs.replace(PLACEMENT, ttft_ms=ms) for ms in (50.0, 9.0)]
+    trace.attempts += [AttemptTrace(n + 1, each, n + 1) for n, each in enumerate(predicted)]
+
+    def shown() -> tuple[int | None, float]:
+        found = receipt_json(trace, 0)
+        return found["first_token_attempt"], found["predicted_ttft_ms"]
+
+    assert shown() == (None, 9.0)
+    for attempt, number, ms in zip(trace.attempts, (1, 2), (50.0, 9.0), strict=True):
+        trace.first_token_attempt = attempt
+        assert shown() == (number, ms)
 
 
 def test_only_workers_of_an_attempt_add_their_times(store: TraceStore) -> None:
