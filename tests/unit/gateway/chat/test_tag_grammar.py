@@ -51,43 +51,42 @@ def test_the_families_are_those_with_tags() -> None:
     assert sorted(TAG_FAMILIES) == sorted(FAMILIES)
 
 
+ARGUMENTS: list[tuple[dict[str, Any], bool]] = [
+    ({"text": "a </b> <x> \n\n 5"}, True),
+    ({"text": ""}, True),
+    ({"perhaps": "5"}, True),
+    ({"perhaps": None}, True),
+    ({"unit": "f"}, True),
+    ({"unit": 1}, True),
+    ({"unit": "k"}, False),
+    ({"unit": "cc"}, False),
+    ({"size": "M"}, True),
+    ({"size": None}, True),
+    ({"size": "L"}, False),
+    ({"count": 9}, True),
+    ({"count": 10}, False),
+    ({"either": "so"}, True),
+    ({"either": 5}, True),
+    ({"any": "so"}, True),
+    ({"mixed": [None]}, True),
+    ({"mixed": [1]}, False),
+    ({"text": "a", "count": 1, "any": "z"}, True),
+    ({"other": "a"}, False),
+]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("arguments", "is_good"),
-    [
-        ({"text": "a </b> <x> \n\n 5"}, True),
-        ({"text": ""}, True),
-        ({"perhaps": "5"}, True),
-        ({"perhaps": None}, True),
-        ({"unit": "f"}, True),
-        ({"unit": 1}, True),
-        ({"unit": "k"}, False),
-        ({"unit": "cc"}, False),
-        ({"size": "M"}, True),
-        ({"size": None}, True),
-        ({"size": "L"}, False),
-        ({"count": 9}, True),
-        ({"count": 10}, False),
-        ({"either": "so"}, True),
-        ({"either": 5}, True),
-        ({"any": "so"}, True),
-        ({"mixed": [None]}, True),
-        ({"mixed": [1]}, False),
-        ({"text": "a", "count": 1, "any": "z"}, True),
-        ({"other": "a"}, False),
-    ],
-)
-def test_values_are_those_of_the_schema(family, arguments, is_good, vocabulary):
-    asked = requires(SCHEMA)
-    markup = form(family, vocabulary)
-    text = written(family, [("f", arguments)])
-    assert vocabulary.admits(markup.grammar(asked, ""), text) == is_good
-    if is_good:
-        message = markup.parser(asked, "", "seed").push(
-            TextDelta(text, [], finish=FinishReason.STOP)
-        )
-        (call,) = joined_calls(message.events)
-        assert json.loads(call.arguments) == arguments
+def test_values_are_those_of_the_schema(family, vocabulary):
+    asked, markup = requires(SCHEMA), form(family, vocabulary)
+    grammar = markup.grammar(asked, "")
+    for arguments, is_good in ARGUMENTS:
+        text = written(family, [("f", arguments)])
+        assert vocabulary.admits(grammar, text) == is_good, text
+        if is_good:
+            delta = TextDelta(text, [], finish=FinishReason.STOP)
+            message = markup.parser(asked, "", "seed").push(delta)
+            (call,) = joined_calls(message.events)
+            assert json.loads(call.arguments) == arguments
 
 
 def test_glm_may_write_its_tags_with_new_lines_between_them_or_without(vocabulary):
