@@ -32,7 +32,7 @@ def rows(fleet: Fleet, query: str) -> list[dict]:
     return HTTP.get(f"{fleet.url}/requests?{query}").raise_for_status().json()["rows"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", [*LAYOUTS, ((800, 900), "light")], ids=str)
 def test_every_view_fits_its_window_and_is_accessible(pages: Watched, layout: Layout) -> None:
     size, scheme = layout
     with pages.page(size=size, scheme=scheme) as page:
