@@ -10,14 +10,13 @@ const NEAR_US = 60_000_000;
 export function Why({ trace }) {
 	const { placement, attempts, predicted_ttft_ms: predicted } = trace;
 	if (!placement) return html`<${Card} title="Why here"><p>It was not placed yet.</p><//>`;
-	const first = attempts.find((each) => each.attempt === trace.first_token_attempt);
-	const isLater = first && first !== attempts[0];
-	const startUs = isLater ? first.started_us : trace.received_us;
+	const at = attempts.findIndex((each) => each.attempt === trace.first_token_attempt);
+	const startUs = at > 0 ? attempts[at].started_us : trace.received_us;
 	const observed = trace.first_token_us ? (trace.first_token_us - startUs) / 1000 : null;
 	const error = predicted > 0 && observed !== null ? observed / predicted - 1 : null;
 	const rows = [
 		["Predicted first token", ms(predicted)],
-		[first && attempts.length > 1 ? `Observed in attempt ${first.attempt}` : "Observed", ms(observed)],
+		[at > 0 ? `Observed in attempt ${at + 1}` : "Observed", ms(observed)],
 		["Error", error === null ? DASH : `${error < 0 ? "−" : "+"}${share(Math.abs(error))}`],
 	];
 	return html`<${Card} title="Why here" head=${html`<${Tag}>${placement.mode}<//>`}>
