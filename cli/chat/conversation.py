@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.chat.answer_stream import Message
+from process.settings.home_paths import home_path
 from protocol.errors import ConfigError
-from protocol.home_paths import home_path
 
 COMMANDS = {
     "/reset": "forget all messages but the system prompt",

@@ -12,8 +12,8 @@ import os
 import stat
 from pathlib import Path
 
+from process.settings.home_paths import home_path
 from protocol.errors import ConfigError
-from protocol.home_paths import home_path
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 

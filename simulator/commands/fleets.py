@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from process.settings.home_paths import home_path
 from protocol.errors import ConfigError
-from protocol.home_paths import home_path
 from protocol.messages import Role
 from router.routing.placement import NO_TARGETS, Targets
 from scheduling.scheduler import Scheduler, SchedulerConfig

@@ -11,8 +11,8 @@ from math import ceil
 
 from process.number_text import count
 from process.settings import settings_or_exit
+from process.settings.home_paths import home_path
 from protocol.errors import ConfigError
-from protocol.home_paths import home_path
 from simulator.commands.fleets import Devices, Size
 from simulator.commands.runs import trace_of
 from simulator.commands.settings import PlanSettings

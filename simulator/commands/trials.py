@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from process.settings.home_paths import home_path
 from process.version import baton_version
-from protocol.home_paths import home_path
 from simulator.commands.runs import num_jobs, processes_with_trace
 from simulator.commands.settings import SimulationSettings
 from simulator.planning.ledger import Ledger

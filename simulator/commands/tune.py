@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from process.settings import settings_or_exit
+from process.settings.home_paths import home_path
 from protocol.errors import ConfigError
-from protocol.home_paths import home_path
 from simulator.commands.fleets import Devices, Size
 from simulator.commands.runs import Run, simulate, trace_of
 from simulator.commands.settings import TuneSettings

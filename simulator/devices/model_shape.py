@@ -17,8 +17,8 @@ from checkpoint.json_keys import JsonKeys, read_json_object
 from checkpoint.model_source import resolve_model
 from engine.checkpoint.config import completed_keys, parse_model_config
 from engine.checkpoint.model_config import ModelConfig
+from process.settings.home_paths import home_path
 from protocol.errors import ConfigError, ModelLoadError
-from protocol.home_paths import home_path
 from protocol.layout import FP8, KvGroup, KvLayout, kept_grouping
 
 _DTYPES: Mapping[float, str] = {1.0: FP8, 2.0: "bfloat16", 4.0: "float32"}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from process.settings.home_paths import home_path
 from protocol.errors import ConfigError
-from protocol.home_paths import home_path
 from router.recording.recorder import FORMAT
 from simulator.traces import agents, azure, bailian, generated, mooncake, recorded
 from simulator.traces.lines import json_lines, open_trace
