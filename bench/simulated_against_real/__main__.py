@@ -33,7 +33,7 @@ from bench.simulated_against_real.comparison import (
 )
 from bench.simulated_against_real.fleet_profile import Profile
 from bench.simulated_against_real.fleets import SHAPES, Shape, max_context, player_of, real_fleet
-from bench.simulated_against_real.loads import LOADS, Load
+from bench.simulated_against_real.loads import LOADS, MIXTURE, Load
 from bench.simulated_against_real.machine import MachineWatch, Usage, machine_name
 from bench.tools.fleet import BenchFleet
 from bench.tools.paths import DEMO_MODEL
@@ -49,7 +49,7 @@ _MOST_CONTEXT = 2048
 _MIXTURE_S = 15.0
 _PART_S, _LEAST_PARTS = 10.0, 3
 """The length of a load's parts, and the least number. Pieces of the mixture lie around and between
-them, and see the same changes of the machine's speed."""
+them, as long in all and as dense as they are, and see the same changes of the machine's speed."""
 _SEEDS = 8
 """The simulations of a load, which differ in their draws; simulated figures are their means."""
 
@@ -84,7 +84,8 @@ def main(argv: Sequence[str]) -> int:
             shape = SHAPES["colocated"]
             with real_fleet(_path_of(args.models[0]), shape) as fleet:
                 calibration, _ = _calibration(fleet)
-                profile = calibration.profile([calibration.play_mixture(_MIXTURE_S)])
+                mixture = calibration.play_mixture(MIXTURE.share, _MIXTURE_S)
+                profile = calibration.profile([mixture])
             card.write(json.dumps(profile.as_card(), indent=1))
             return 0
         found: list[Comparison] = []
@@ -114,13 +115,13 @@ def _compare(
     with real_fleet(_path_of(model), shape) as fleet:
         calibration, context = _calibration(fleet)
         found = list[tuple[str, list[Served], Profile, Usage]]()
-        before = calibration.play_mixture(part_s)
         for load in loads:
-            watch, parts, pieces = MachineWatch(), list[Served](), [before]
-            for part in load.parts(count):
+            watch, parts = MachineWatch(), list[Served]()
+            pieces = [calibration.play_mixture(load.share, part_s / 2)]
+            for number, part in enumerate(load.parts(count), 1):
                 parts.append(calibration.play_load(part, part_s))
-                pieces.append(calibration.play_mixture(part_s))
-            before = pieces[-1]
+                piece_s = part_s if number < count else part_s / 2
+                pieces.append(calibration.play_mixture(load.share, piece_s))
             found.append((load.name, parts, calibration.profile(pieces), watch.usage()))
         traces = [each.trace for each in calibration.served]
     for name, parts, measured, usage in found:

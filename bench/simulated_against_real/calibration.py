@@ -71,11 +71,14 @@ class Calibration:
         self.served.append(served)
         return served
 
-    def play_mixture(self, seconds: float) -> Served:
-        """Send another piece of the mixture, of about so many seconds."""
+    def play_mixture(self, share: float, seconds: float) -> Served:
+        """Send another piece of the mixture, of about so many seconds, as dense as a load with this
+        share of the capacity: steps of busier workers are quicker, because their cores seldom
+        halt."""
         number = self._num_mixtures
         self._num_mixtures += 1
-        load = replace(MIXTURE, name=f"{MIXTURE.name} {number}", seed=MIXTURE.seed + 100 * number)
+        name, seed = f"{MIXTURE.name} {number}", MIXTURE.seed + 100 * number
+        load = replace(MIXTURE, name=name, seed=seed, share=share)
         return self.play_load(load, seconds)
 
     def play_load(self, load: Load, seconds: float) -> Served:
