@@ -1,8 +1,9 @@
-"""Runs a third-party command that ends when the process that started it ends.
+"""Processes that end when the process that started them ends.
 
-`python bound_command.py PARENT_PID COMMAND [ARGUMENT...]` replaces itself with the command. This
-works on Linux only; elsewhere the command outlives its parent. The kernel sends the signal when the
-parent's thread ends, so that thread must live on. Imports no Baton module, so that it starts fast.
+`bind_to` binds the calling process. `python bound_command.py PARENT_PID COMMAND [ARGUMENT...]`
+binds a third-party command, which takes its place. This works on Linux only; elsewhere processes
+outlive their parents. The kernel sends the signal when the parent's thread ends, so that thread
+must live on. Imports no Baton module, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
 
 def bind_to(parent: int, end_signal: signal.Signals) -> bool:
     """Let the kernel send this process a signal when its parent ends, however it ends. Returns
-    whether `parent` still is the parent."""
+    whether `parent` still is the parent. Raises OSError."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, int(end_signal), 0, 0, 0) != 0:

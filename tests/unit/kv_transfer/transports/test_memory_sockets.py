@@ -282,7 +282,9 @@ def test_memory_of_an_owner_without_the_key_is_not_mapped(
 
 def test_peers_wait_while_there_are_no_descriptors(owner: Owner) -> None:
     client, limits = owner.client(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (owner.memory.file, limits[1]))
+    lowest_free = os.dup(owner.memory.file)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
     try:
         for key, _ in owner.selector.select(0):
             key.data()
