@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from process.settings.home_paths import home_path
 from protocol.errors import ConfigError
 
 
@@ -42,7 +43,6 @@ class OutputFile:
     @contextmanager
     def _path(self) -> Iterator[Path]:
         try:
-            yield Path(self._name).expanduser()
-        except (OSError, RuntimeError) as error:  # RuntimeError: there is no such home folder
-            reason = getattr(error, "strerror", error)
-            raise ConfigError(f"{self._flag} {self._name}: {reason}") from error
+            yield home_path(self._name, self._flag)
+        except OSError as error:
+            raise ConfigError(f"{self._flag} {self._name}: {error.strerror}") from error

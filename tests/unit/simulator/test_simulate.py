@@ -136,6 +136,7 @@ def _half(write: Any) -> Any:
         (["--decode", "1", "--model", "meta-llama/Llama-3.1-8B"], "save its config.json first"),
         (["--decode", "1", "--policies", "bato"], "use one of baton, random"),
         (["--decode", "1", "--html", "/nowhere/x.html"], "--html /nowhere/x.html: No such file"),
+        (["--decode", "1", "--html", "~no-user/x"], "--html ~no-user/x: there is no home folder"),
     ],
 )
 def test_errors_are_one_line(
