@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gateway.chat.code_scan import partial_end
 from gateway.chat.formats.tag_values import (
@@ -21,8 +21,7 @@ from gateway.chat.formats.tag_values import (
     Kinds,
     is_text_or_scalar,
     json_of,
-    kinds_of,
-    property_of,
+    kinds_of_arguments,
     quoted,
 )
 from gateway.chat.tool_parser import ToolParser
@@ -76,7 +75,7 @@ class TagCallsParser(ToolParser):
     _value = ""
     _is_text = False
     _has_begun = False
-    _kinds: Mapping[tuple[str, str], Kinds | None] = {}
+    _kinds: Mapping[str, Mapping[str, Kinds | None]] = {}  # of arguments, by tool
 
     def _step(self) -> bool:
         steps = {
@@ -164,11 +163,10 @@ class TagCallsParser(ToolParser):
 
     def _kinds_of_argument(self, key: str, is_string: str | None) -> Kinds:
         """By the schema, and by what the model says where that leaves a choice."""
-        schema: dict[str, Any] = self._tools.get(self._name, {})
-        wanted, place = property_of(schema, key), (self._name, key)
-        if wanted is not None and place not in self._kinds:
-            self._kinds = {**self._kinds, place: kinds_of(wanted, schema)}
-        kinds = self._kinds.get(place)
+        name = self._name
+        if name not in self._kinds:
+            self._kinds = {**self._kinds, name: kinds_of_arguments(self._tools.get(name, {}))}
+        kinds = self._kinds[name].get(key)
         if kinds is None:
             return _NO_STRING if is_string == "false" else TEXT
         if is_string == "true" and "string" in kinds:

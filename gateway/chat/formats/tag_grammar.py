@@ -9,10 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.chat.formats.keyword_grammar import arguments_of
-from gateway.chat.formats.tag_values import TEXT, choices_of, is_text_or_scalar, kinds_of
+from gateway.chat.formats.tag_values import (
+    TEXT,
+    Kinds,
+    choices_of_arguments,
+    is_text_or_scalar,
+    kinds_of_arguments,
+)
 from gateway.chat.thought_grammar import escaped, marked_parts
 from gateway.grammars.grammar import check_grammar_length, json_schema_part, text_part
 from http_kit.errors import MAX_PARAM_CHARS, shortened
@@ -22,6 +28,15 @@ _MAX_KEY_CHARS = 128
 _DEFINITIONS = ("$defs", "definitions")
 ArgumentTag = Callable[[str, bool], str]
 """The text before the value, given the argument's name and whether the value is text."""
+
+
+class _Argument(NamedTuple):
+    """An argument, with the definitions to which its schema may refer."""
+
+    key: str
+    schema: dict[str, Any] | bool
+    kinds: Kinds | None
+    choices: list[Any] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +66,10 @@ class TagForm:
         Raises InvalidRequest for names that no tag can hold, and for rules that are too long.
         """
         properties, required = arguments_of(schema)
+        definitions = {each: schema[each] for each in _DEFINITIONS if each in schema}
+        kinds, choices = kinds_of_arguments(schema), choices_of_arguments(schema)
         parts, rules = [marked_parts(self.call.format(name=name), ids), self.gap], []
+        num_chars = 0
         for place, (key, wanted) in enumerate(properties.items()):
             if not self._can_write(key):
                 shown = shortened(key, MAX_PARAM_CHARS)
@@ -59,10 +77,16 @@ class TagForm:
                     f"'tools': {shown!r}, an argument of {name!r}, cannot be written by this model",
                     "tools",
                 )
-            argument = f"{rule}_argument_{place}"
-            rules += self._argument_rules(argument, key, wanted, schema, ids)
-            check_grammar_length(sum(map(len, rules)), "tools")
-            parts.append(argument if key in required else f"{argument}?")
+            whole: dict[str, Any] | bool = True
+            if isinstance(wanted, dict):
+                whole = wanted | definitions
+            argument = _Argument(key, whole, kinds.get(key), choices.get(key))
+            part = f"{rule}_argument_{place}"
+            added = self._argument_rules(part, argument, ids)
+            num_chars += sum(map(len, added))
+            check_grammar_length(num_chars, "tools")
+            rules += added
+            parts.append(part if key in required else f"{part}?")
         parts += [marked_parts(self.call_end, ids), self.gap]
         return [f"{rule}: {' '.join(filter(None, parts))}", *rules]
 
@@ -70,10 +94,8 @@ class TagForm:
         is_whole = key == key.strip() and not set(key) & set(self.not_in_keys)
         return is_whole and 0 < len(key) <= _MAX_KEY_CHARS
 
-    def _argument_rules(
-        self, rule: str, key: str, wanted: Any, root: dict[str, Any], ids: Mapping[str, int]
-    ) -> list[str]:
-        choices, kinds = choices_of(wanted, root), kinds_of(wanted, root)
+    def _argument_rules(self, rule: str, argument: _Argument, ids: Mapping[str, int]) -> list[str]:
+        key, schema, kinds, choices = argument
         before_text, before_json = (self._before(key, is_text, ids) for is_text in (True, False))
         end = marked_parts(self.value_end, ids)
         ways, more = [], []
@@ -89,7 +111,7 @@ class TagForm:
                 ways.append(f"{before_text} {rule}_text")
                 more.append(self._text_rule(f"{rule}_text", ids))
             if not is_text or (self.tells_kinds and kinds != TEXT):
-                ways.append(f"{before_json} {_json_part(wanted, root)} {end}")
+                ways.append(f"{before_json} {json_schema_part(schema)} {end}")
         gap = f" {self.gap}" if self.gap else ""
         return [f"{rule}: ({' | '.join(ways)}){gap}", *more]
 
@@ -106,11 +128,6 @@ class TagForm:
             return f"{rule}[suffix={text_part(self.value_end)}]: /(?s:.*)/"
         before, _, after = self.value_end.partition(token)
         return f"{rule}: /(?s:.*){escaped(before)}/ {marked_parts(token + after, ids)}"
-
-
-def _json_part(wanted: Any, root: dict[str, Any]) -> str:
-    definitions: dict[str, Any] = {each: root[each] for each in _DEFINITIONS if each in root}
-    return json_schema_part(wanted | definitions if isinstance(wanted, dict) else True)
 
 
 def _json(value: Any) -> str:

@@ -33,16 +33,23 @@ MAX_SCALAR_CHARS = 64
 """A longer value is no number, constant or null where text is possible, too."""
 
 
-def property_of(schema: Mapping[str, Any], key: str) -> Any:
-    """The schema of an argument; None if there is none."""
+def kinds_of_arguments(schema: Mapping[str, Any]) -> dict[str, Kinds | None]:
+    """The types that a tool's schema allows for each argument that it lists; None if it allows any,
+    or nests too deeply. Each definition is read once."""
+    followed: dict[str, Kinds | None] = {}
+    return {key: _kinds(each, schema, followed, 0) for key, each in _properties(schema).items()}
+
+
+def choices_of_arguments(schema: Mapping[str, Any]) -> dict[str, list[Any] | None]:
+    """The values that a tool's schema lists (`enum`, `const`) for each argument; None if it allows
+    others, or lists too many. Each definition is read once."""
+    followed: dict[str, list[Any] | None] = {}
+    return {key: _choices(each, schema, followed, 0) for key, each in _properties(schema).items()}
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     properties = schema.get("properties")
-    return properties.get(key) if isinstance(properties, dict) else None
-
-
-def kinds_of(wanted: Any, root: Mapping[str, Any]) -> Kinds | None:
-    """The types that the schema `wanted` allows; None if it allows any, or nests too deeply. `root`
-    has the definitions to which it may refer."""
-    return _kinds(wanted, root, {}, 0)
+    return properties if isinstance(properties, dict) else {}
 
 
 def _kinds(
@@ -100,9 +107,10 @@ def _kind(value: Any) -> str:
     return next(name for types, name in _KIND_OF_VALUE if isinstance(value, types))
 
 
-def choices_of(wanted: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any] | None:
-    """The values that the schema `wanted` lists (`enum`, `const`); None if it allows others, or
-    lists too many."""
+def _choices(
+    wanted: Any, root: Mapping[str, Any], followed: dict[str, list[Any] | None], depth: int
+) -> list[Any] | None:
+    """`followed` is as in `_kinds`."""
     if not isinstance(wanted, dict) or depth > _MAX_NESTING:
         return None
     if isinstance(wanted.get("enum"), list):
@@ -113,13 +121,20 @@ def choices_of(wanted: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any
         return [None]
     reference = wanted.get("$ref")
     if isinstance(reference, str):
-        return choices_of(_referred(reference, root), root, depth + 1)
+        if reference not in followed:
+            followed[reference] = None
+            referred = _referred(reference, root)
+            followed[reference] = _choices(referred, root, followed, depth + 1)
+        return followed[reference]
+    match wanted.get("allOf"):
+        case [only]:
+            return _choices(only, root, followed, depth + 1)
     alternatives = next((wanted[word] for word in _ALTERNATIVES if word in wanted), None)
     if not isinstance(alternatives, list) or len(alternatives) > _MAX_ALTERNATIVES:
         return None
     listed: list[Any] = []
     for each in alternatives:
-        more = choices_of(each, root, depth + 1)
+        more = _choices(each, root, followed, depth + 1)
         if more is None or len(listed) + len(more) > _MAX_CHOICES:
             return None
         listed += more

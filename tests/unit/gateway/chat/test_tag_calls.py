@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.chat.conversation import Conversation, Message, Tool, ToolChoice, ToolMode
-from gateway.chat.formats.tag_values import choices_of, kinds_of
+from gateway.chat.formats.tag_values import choices_of_arguments, kinds_of_arguments
 from gateway.chat.markup import REASONING_MARKERS, TOOL_MARKUPS, ChatMarkup
 from gateway.chat.message_events import MessageDelta, ToolCallArguments, joined_calls
 from gateway.output.output_text import TextDelta
@@ -303,7 +303,8 @@ DEFINITIONS: dict[str, Any] = {
     ],
 )  # fmt: skip
 def test_kinds_are_those_that_a_schema_allows(wanted: object, kinds: set[str] | None) -> None:
-    assert kinds_of(wanted, {"$defs": DEFINITIONS}) == kinds
+    schema = {"properties": {"a": wanted}, "$defs": DEFINITIONS}
+    assert kinds_of_arguments(schema) == {"a": kinds}
 
 
 @pytest.mark.parametrize(
@@ -315,18 +316,36 @@ def test_kinds_are_those_that_a_schema_allows(wanted: object, kinds: set[str] | 
          ["a", "c", None, None]),
         ({"anyOf": [{"const": "a"}, {"type": "string"}]}, None),
         ({"$ref": "#/$defs/loop"}, None),
+        ({"allOf": [{"$ref": "#/$defs/unit"}], "default": "c"}, ["c", None]),
+        ({"allOf": [{"enum": ["a"]}, {"minLength": 2}]}, None),
         (True, None),
     ],
 )  # fmt: skip
 def test_choices_are_listed_values(wanted: object, choices: list[object] | None) -> None:
-    assert choices_of(wanted, {"$defs": DEFINITIONS}) == choices
+    schema = {"properties": {"a": wanted}, "$defs": DEFINITIONS}
+    assert choices_of_arguments(schema) == {"a": choices}
 
 
-def test_a_schema_of_references_that_branch_is_read_in_few_steps() -> None:
-    """Each definition has two references to the next."""
-    branches = {
-        f"d{place}": {"anyOf": [{"$ref": f"#/$defs/d{place + 1}"}] * 8} for place in range(100)
+class Noted(dict[str, Any]):
+    """A schema that notes how often it is read for a type."""
+
+    num_reads = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.num_reads += key == "type"
+        return super().get(key, default)
+
+
+def test_definitions_are_read_once_however_many_arguments_refer_to_them() -> None:
+    """Each definition has eight references to the next."""
+    last = Noted({"type": "null"})
+    branches: dict[str, Any] = {
+        f"d{place}": {"anyOf": [{"$ref": f"#/$defs/d{place + 1}"}] * 8} for place in range(3)
     }
-    root = {"$defs": branches | {"d7": {"enum": ["a"] * 9000}}}
-    assert kinds_of({"$ref": "#/$defs/d0"}, root) is None
-    assert choices_of({"$ref": "#/$defs/d0"}, root) is None
+    argument = {"anyOf": [{"$ref": "#/$defs/d0"}, {"type": "string"}]}
+    keys = [f"a{place}" for place in range(50)]
+    schema = {"properties": dict.fromkeys(keys, argument), "$defs": {**branches, "d3": last}}
+    assert kinds_of_arguments(schema) == dict.fromkeys(keys, frozenset(("null", "string")))
+    assert last.num_reads == 1
+    assert choices_of_arguments(schema) == dict.fromkeys(keys)
+    assert last.num_reads == 2
