@@ -22,12 +22,14 @@ SESSION_HEADERS = (
     "x-dynamo-session-id",
     "x-smg-routing-key",
     "x-session-affinity",
-    "x-claude-code-agent-id",
     "x-claude-code-session-id",
     "thread-id",
 )
-"""The first of these headers in a request names its session. Claude Code's agents of one session
-have conversations of their own. Codex names its conversation a thread."""
+"""The first of these headers in a request names its session. Codex names its conversation a
+thread."""
+AGENT_HEADER = "x-claude-code-agent-id"
+"""Names an agent of the session that another header names. Each agent of Claude Code has a
+conversation of its own, and agents of two sessions may have the same id."""
 _SESSION_BYTES = 16
 _RETENTION = re.compile(r"([0-9]{1,12})(?:\s*;\s*priority=([0-9]{1,12}))?", re.ASCII)
 _MILLISECONDS = re.compile(r"[0-9]{1,12}")

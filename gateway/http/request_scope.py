@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admission.gate import Gate, Ticket
 from gateway.admission.request_terms import (
+    AGENT_HEADER,
     RETENTION_HEADER,
     SESSION_HEADERS,
     TIMEOUT_HEADER,
@@ -63,7 +64,7 @@ _ID_BYTES = 16
 _TIMEOUT = TIMEOUT_HEADER.encode()
 _TTFT, _TPOT = TTFT_HEADER.encode(), TPOT_HEADER.encode()
 _RETENTION = RETENTION_HEADER.encode()
-_SESSIONS = tuple(each.encode() for each in SESSION_HEADERS)
+_SESSIONS, _AGENT = tuple(each.encode() for each in SESSION_HEADERS), AGENT_HEADER.encode()
 _OF_TERMS = frozenset((_TIMEOUT, _TTFT, _TPOT, _RETENTION, *_SESSIONS))
 
 
@@ -135,10 +136,11 @@ class RequestRecord(msgspec.Struct):
         return usual if value is None else read_ms(name.decode(), value)
 
     def _session(self) -> str:
-        for name in _SESSIONS:
-            if name in self.headers and (value := self.headers[name]):
-                return session_of(self.tenant, value.decode("latin-1"))
-        return ""
+        name = next((value for each in _SESSIONS if (value := self.headers.get(each))), b"")
+        agent = self.headers.get(_AGENT)
+        if name and agent:
+            name = b"%b/%b" % (name, agent)
+        return session_of(self.tenant, name.decode("latin-1")) if name else ""
 
     async def receive(self, receive: Receive) -> Message:
         """Receive a part of the body and count it; the end of the body takes the request's place

@@ -284,9 +284,14 @@ def test_a_cache_key_names_a_session_if_nothing_else_does(api: LiveApi, path: st
 
 
 def test_agents_of_one_session_have_conversations_of_their_own(api: LiveApi) -> None:
-    whole = {"x-claude-code-session-id": "s"}
-    main, agent = (
-        asked_by(api, PLAIN, headers=headers).session
-        for headers in (whole, {**whole, "x-claude-code-agent-id": "a"})
-    )
-    assert len({"", main, agent}) == 3
+    """Agents of other sessions may have the same id."""
+
+    def session(name: str, agent: str) -> str:
+        headers = {"x-claude-code-session-id": name, "x-claude-code-agent-id": agent}
+        return asked_by(api, PLAIN, headers=headers).session
+
+    alone = asked_by(api, PLAIN, headers={"x-claude-code-session-id": "s"}).session
+    assert session("s", "a") == session("s", "a")
+    assert session("s", "") == alone
+    assert session("", "a") == ""
+    assert len({"", alone, session("s", "a"), session("s", "b"), session("t", "a")}) == 5
