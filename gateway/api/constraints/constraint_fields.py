@@ -206,10 +206,12 @@ def schema_constraints(
     param: str, schema: SchemaValue | None, strict: bool = False
 ) -> Iterator[Constraint]:
     """The constraint of `schema`; nothing for None. The schema may be wrapped, as in
-    `response_format.json_schema`."""
+    `response_format.json_schema`. Raises InvalidRequest if the wrapped value cannot be a schema."""
     if isinstance(schema, dict) and "schema" in schema and schema.keys() <= _WRAPPER_FIELDS:
         strict = strict or schema.get("strict") is True
         schema, param = schema["schema"], f"{param}.schema"
+        if not isinstance(schema, dict | bool | str | None):
+            raise InvalidRequest(f"'{param}' must be an object, a boolean or JSON text", param)
     if schema is not None:
         yield Constraint(param, ConstraintKind.SCHEMA, schema, strict)
 

@@ -120,7 +120,10 @@ SHARED: dict[str, tuple[object, ...]] = {
     "guided_choice": ("a", [], [1]),
     "guided_grammar": (1, "nothing", "root ::= ("),
     "format": (1, [], "xml", {"type": "thing"}),
-    "json_schema": (1, [], "{", {"type": "thing"}, {"name": "a", "schema": {"type": "thing"}}),
+    "json_schema": (
+        *(1, [], "{", {"type": "thing"}),
+        *({"name": "a", "schema": each} for each in (1, [], "{", {"type": "thing"})),
+    ),
     "regex": (1, "("),
     "ebnf": (1, "nothing", "root ::= ("),
     "grammar": (1, "nothing", {"type": "thing"}, {"type": "regex", "value": "("}),
