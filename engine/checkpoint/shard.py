@@ -34,7 +34,8 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first of the model's parts, whose loader tells of the checkpoint."""
+        """Whether this is the first of the model's parts. Only its loader warns about the
+        checkpoint."""
         return self.stage == 0 and self.rank == 0
 
     @property

@@ -34,10 +34,14 @@ class Chunks:
 
 
 class Decays(NamedTuple):
-    """Factors by which states decay in chunks of `size` tokens: from a chunk's begin to each token
-    and from each token to the end, both [num_heads, number, size, 1]; from one token (a column) to
-    a later one (a row), [num_heads, number, size, size], 0 for earlier ones; and over the `whole`
-    chunk, [num_heads, number, 1, 1]."""
+    """Factors by which states decay in chunks of `size` tokens.
+
+    - `to_token`: from a chunk's beginning to each token, [num_heads, number, size, 1].
+    - `to_end`: from each token to the chunk's end, [num_heads, number, size, 1].
+    - `between`: from one token (a column) to a later one (a row), [num_heads, number, size, size];
+      0 for earlier ones.
+    - `whole`: over the whole chunk, [num_heads, number, 1, 1].
+    """
 
     to_token: torch.Tensor
     to_end: torch.Tensor

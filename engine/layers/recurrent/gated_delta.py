@@ -1,7 +1,7 @@
 """A layer with a gated delta rule: a convolution over the last tokens, then linear attention whose
 state is all that later tokens see (Qwen3-Next, Qwen3.5).
 
-`engine.layers.recurrent.convolved_states` has the states, and `engine.layers.delta_rule` computes.
+`convolved_states` has the states, and `delta_rule` computes.
 """
 
 from __future__ import annotations

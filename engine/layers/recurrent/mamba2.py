@@ -1,7 +1,7 @@
 """A layer of Mamba-2: a convolution over the last tokens, then a state space whose state is all
 that later tokens see (Nemotron-H).
 
-`engine.layers.recurrent.convolved_states` has the states, and `engine.layers.state_space` computes.
+`convolved_states` has the states, and `state_space` computes.
 """
 
 from __future__ import annotations
