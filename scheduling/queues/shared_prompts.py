@@ -3,7 +3,8 @@
 Requests of one moment often share a prompt, for example the choices of one request. If they began
 in the same step, each would compute all of it. So a prompt waits while steps compute blocks that it
 lacks too, as long as these are at least half of what it lacks: then it computes only the rest. It
-waits for no prompt that makes no progress.
+waits for no prompt that makes no progress, and for none of a lower priority: chunks of more urgent
+prompts come before those of that one, so the wait could be long.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class SharedPrompts:
 
     def _is_worth(self, sequence: Sequence, other: Sequence) -> bool:
         """Whether the other prompt will leave enough of what the sequence lacks."""
+        if other.priority < sequence.priority:
+            return False
         common = _num_common(sequence.hashes, other.hashes)
         if self._needs_all and (
             common < len(sequence.hashes) or sequence.num_tokens != other.num_tokens

@@ -98,6 +98,13 @@ def test_a_prompt_waits_for_none_that_makes_no_progress() -> None:
     assert SharedPrompts(planned(), [first], False).hold_up(second)
 
 
+def test_a_prompt_waits_for_none_of_a_lower_priority() -> None:
+    chunk = Chunk(make_sequence("first", PROMPT, priority=1), 0, len(PROMPT), completes=True)
+    shared = SharedPrompts(planned(chunk), [], False)
+    held_up = [shared.hold_up(make_sequence(f"{n}", PROMPT, priority=n)) for n in range(3)]
+    assert held_up == [True, True, False]
+
+
 def test_where_layers_keep_windows_only_an_equal_prompt_waits() -> None:
     chunk = Chunk(make_sequence("first", PROMPT), 0, len(PROMPT), completes=True)
     longer = make_sequence("longer", [*PROMPT, 1])
