@@ -51,7 +51,8 @@ class EventQueue:
         heappush(self._heap, (time, worker, next(self._numbers), action, arguments))
 
     def every(self, period_s: float, action: Callable[[], None]) -> None:
-        """Call `action()` after each period, as long as there are events to come."""
+        """Call `action()` after each period, as long as there are events to come. `action` must not
+        add any for later than the next call, or there is no end of events."""
         self._period_s = self._next_beat = period_s
         self._on_beat = action
 

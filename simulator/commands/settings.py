@@ -113,7 +113,11 @@ class SimulationSettings:
     )
     link_latency_us: float = setting(20.0, help="latency of a transfer of KV", unit="us", minimum=0)
     message_ms: float = setting(
-        0.2, help="time of a message between router and worker", unit="ms", minimum=0
+        0.2,
+        help="time of a message between router and worker",
+        unit="ms",
+        minimum=0,
+        maximum=500,
     )
     report_ms: float = setting(
         100.0, help="least time between two reports of a worker's load", unit="ms", minimum=0

@@ -14,6 +14,7 @@ import pytest
 from cli.main import main
 from protocol.errors import ConfigError
 from simulator.commands.output_file import OutputFile
+from simulator.router import IDLE_S
 
 SMALL = ["simulate", "--model", "Llama-3-8B", "--trace", "turns:requests=60,rate=20,prompt=300"]
 SPLIT = [*SMALL, "--prefill", "1", "--decode", "2"]
@@ -122,6 +123,14 @@ def _half(write: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     return write_text
+
+
+def test_messages_arrive_before_idle_workers_report_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*SMALL, "--decode", "1", "--message-ms", str(1000 * IDLE_S)])
+    assert "at most 500" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
