@@ -21,6 +21,7 @@ from process.settings.home_paths import home_path
 from process.version import baton_version
 from simulator.commands.runs import num_jobs, processes_with_trace
 from simulator.commands.settings import SimulationSettings
+from simulator.devices.model_shape import config_file
 from simulator.planning.ledger import Ledger
 
 JobT = TypeVar("JobT")
@@ -99,10 +100,8 @@ def fingerprint(settings: SimulationSettings, unless: Collection[str]) -> str:
     values = {**asdict(settings), "version": baton_version()}
     for name in unless:
         del values[name]
-    for name in ("trace", "model", "gpu"):
-        path = home_path(values[name], f"--{name}")
-        if path.is_dir():
-            path /= "config.json"
+    paths = {name: home_path(values[name], f"--{name}") for name in ("trace", "gpu")}
+    for name, path in {**paths, "model": config_file(settings.model)}.items():
         if path.is_file():
             stat = path.stat()
             values[name] = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]

@@ -148,21 +148,29 @@ def model_shape(name: str) -> ModelShape:
     for known, values in KNOWN.items():
         if known.lower() == name.lower():
             return shape_of(JsonKeys(values, known), known)
-    path = home_path(name, "--model")
-    title = path.resolve().parent.name
-    if path.is_dir() or path.suffix.lower() == SUFFIX:
-        path, title = _folder(path) / "config.json", path.resolve().name
+    named, path = home_path(name, "--model"), config_file(name)
     if not path.is_file():
         raise ConfigError(
             f"--model {name}: give a config.json, a folder that has one, a GGUF file, or one of "
             f"{', '.join(KNOWN)}; of a model on a hub, save its config.json first"
         )
-    return shape_of(JsonKeys(read_json_object(path), str(path)), title)
+    folder = named.resolve() if _is_checkpoint(named) else named.resolve().parent
+    return shape_of(JsonKeys(read_json_object(path), str(path)), folder.name)
 
 
-def _folder(path: Path) -> Path:
-    """The folder with the config.json of a checkpoint. Raises ModelLoadError."""
-    return resolve_model(path) if path.exists() else path
+def config_file(name: str) -> Path:
+    """The config.json of the model in a file or folder; there may be none. That of a GGUF file lies
+    in a folder of this user's cache, another one for each state of the file. Raises ConfigError and
+    ModelLoadError."""
+    path = home_path(name, "--model")
+    if not _is_checkpoint(path):
+        return path
+    return (resolve_model(path) if path.exists() else path) / "config.json"
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a path names a folder or a GGUF file, not a config.json."""
+    return path.is_dir() or path.suffix.lower() == SUFFIX
 
 
 def shape_of(keys: JsonKeys, name: str) -> ModelShape:

@@ -16,6 +16,8 @@ from simulator.commands.settings import SimulationSettings
 from simulator.commands.trials import Trials, fingerprint
 from simulator.planning.ledger import Ledger
 from simulator.planning.race import Trial
+from tests.gguf_files import write_gguf
+from tests.paths import DEMO_MODEL
 
 ROW = {"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": [0]}
 
@@ -75,6 +77,20 @@ def test_a_result_is_known_by_all_files_that_it_depends_on(tmp_path: Path) -> No
         seen.add(fingerprint(settings, []))
     assert len(seen) == 4
     assert fingerprint(settings, []) in seen
+
+
+def test_a_result_is_known_by_the_gguf_file_in_the_folder_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "ours"
+    folder.mkdir()
+    seen = set[str]()
+    for kind in ("Q8_0", "F16"):
+        write_gguf(folder / "demo.gguf", DEMO_MODEL, "qwen3", kind=kind)
+        for model in (folder, folder / "demo.gguf"):
+            seen.add(fingerprint(SimulationSettings(trace="poisson:", model=str(model)), []))
+    assert len(seen) == 2, "both names stand for the same model"
 
 
 def test_a_result_is_not_that_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
