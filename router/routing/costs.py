@@ -90,9 +90,8 @@ class Costs:
     def local(self, loads: Iterable[WorkerLoad], alone: bool) -> tuple[Candidate, ...]:
         """Decode workers that compute the prompt themselves. `alone`: no prefill worker could."""
         matches, found = self._matches, []
-        weight, is_shared = PREFILL_WEIGHT, not alone
-        if self._query.local_threshold_tokens is not None:
-            is_shared = False
+        weight = PREFILL_WEIGHT
+        is_shared = not alone and self._query.local_threshold_tokens is None
         for load in loads:
             match = matches.get(load.worker_id, NO_MATCH)
             missing, recompute, fetched, fetch_ms, compute_ms, work_ms = self._prompt(load, match)

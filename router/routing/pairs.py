@@ -2,11 +2,10 @@
 hand over.
 
 Pure. Owns the averages of measured transfers, from one worker to another, and the blocks that
-placements are about to move. Pairs that were not measured count as the typical measured one, and a
-pair that was measured some time ago counts for a part as that one: so a pair that was slow once is
-tried again. If
-some layers keep windows, blocks of other groups count by their bytes, as a number of blocks of the
-first group.
+placements are about to move. Pairs that were not measured count as the typical measured one. The
+older a measurement is, the more its pair counts as the typical one, so a pair that was slow once is
+tried again. If some layers keep windows, blocks of other groups count by their bytes, as a number
+of blocks of the first group.
 """
 
 from __future__ import annotations

@@ -121,9 +121,9 @@ def wait_of(
         return chosen.wait_ms
     scale = load.queued_tokens / known
     paid_by_then = paid * scale + chosen.recompute_tokens * token_cost(asker.priority)
-    shares = [min(scale, paid_by_then / max(1, costs[name])) for name in others]
     ahead = before * scale
-    ahead += sum([num * part for num, part in zip(others.values(), shares, strict=True)])
+    for name, num_tokens in others.items():
+        ahead += num_tokens * min(scale, paid_by_then / max(1, costs[name]))
     return chosen.wait_ms * min(1.0, ahead / load.queued_tokens)
 
 

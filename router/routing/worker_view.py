@@ -25,9 +25,7 @@ from router.routing.unseen_load import NOTHING, Arrivals, Unseen
 _CHUNK_TOKENS, _ITL_TARGET_MS = 512, 50.0  # of workers that do not report them
 _MOST_REPORTS = 3
 """A request of another router that so many reports do not count has not arrived."""
-
-
-MOST_BIAS = 0.1
+_MOST_BIAS = 0.1
 """Predictions of steps cancel out if their sum is off by at most this part."""
 
 
@@ -246,7 +244,7 @@ def _is_accurate(counters: Mapping[str, int]) -> bool:
     took_us = counters.get("step_us", 0)
     off_us = abs(counters.get("predicted_step_us", 0) - took_us)
     is_close = 2 * counters.get("step_error_us", 0) <= took_us
-    return took_us > 0 and (is_close or off_us <= MOST_BIAS * took_us)
+    return took_us > 0 and (is_close or off_us <= _MOST_BIAS * took_us)
 
 
 def _speed(info: WorkerInfo, stats: WorkerStats, idle_us: int) -> WorkerSpeed:
