@@ -50,7 +50,9 @@ class SharedPrompts:
             common < len(sequence.hashes) or sequence.num_tokens != other.num_tokens
         ):
             return False
-        shared = common * sequence.block_size - other.num_computed
+        size = sequence.block_size
+        usable = min(common, (sequence.num_tokens - 1) // size)  # it computes its last token itself
+        shared = usable * size - other.num_computed
         return shared > 0 and sequence.num_tokens - other.num_computed <= MOST_LEFT * shared
 
 

@@ -41,6 +41,12 @@ def test_equal_prompts_are_computed_once(chunk_max: int) -> None:
     assert max(sizes) <= chunk_max
 
 
+def test_equal_prompts_of_whole_blocks_compute_their_last_blocks_in_one_step() -> None:
+    scheduler = make_scheduler(64, chunk_max_tokens=64)
+    choices = [make_sequence(f"choice-{n}", PROMPT[:-1]) for n in range(8)]
+    assert begun_after(scheduler, choices) == [5 * BLOCK, 7 * BLOCK]
+
+
 def test_a_prompt_that_shares_little_begins_at_once() -> None:
     scheduler = make_scheduler(64, chunk_max_tokens=64)
     other = [*PROMPT[: 2 * BLOCK], *range(100, 100 + 3 * BLOCK)]
