@@ -9,14 +9,9 @@ class RecordedConnection(asyncio.Transport):
     """Records what the server writes, until it closes the connection."""
 
     def __init__(self) -> None:
-        ends = {"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)}
-        super().__init__({**ends, "socket": self})
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.written = b""
         self.is_closed = False
-
-    def fileno(self) -> int:
-        """A descriptor, none of the last ones of the process."""
-        return 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Record data, unless the connection is closed."""

@@ -95,7 +95,8 @@ class BoundedProtocol(RequestReader):
         self._server.connections.add(self)  # type: ignore[arg-type]  # lists uvicorn's own
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._idle = Countdown(self._loop, self._limits.idle_timeout_s, transport.close)
-        if is_reserved(transport.get_extra_info("socket").fileno()):
+        client = transport.get_extra_info("socket")
+        if client is not None and is_reserved(client.fileno()):
             self._cut.labels("no descriptors left").inc()
             transport.write(NO_ROOM.answer())
             transport.close()
