@@ -21,6 +21,18 @@ def bare_layout(block_size: int) -> KvLayout:
     )
 
 
+def divisible_layout() -> KvLayout:
+    """Two layers, four heads of four numbers: up to two stages of up to four ranks share them."""
+    return KvLayout(
+        model_fingerprint="m",
+        dtype="float32",
+        num_layers=2,
+        num_kv_heads=4,
+        block_size=2,
+        head_dim=4,
+    )
+
+
 def windowed_layout(block_size: int, *windows: int) -> KvLayout:
     """A layer without a window, and two layers for each window."""
     groups = [KvGroup((0,))]

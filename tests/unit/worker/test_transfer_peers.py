@@ -14,18 +14,12 @@ from kv_transfer.head_slices import plan_shares
 from protocol.errors import ConfigError, ProtocolError
 from protocol.handoff_messages import PeerDescriptor
 from protocol.layout import KvGroup, KvLayout
+from tests.layouts import divisible_layout
 from worker.counters import Count, Counters
 from worker.transfer_peers import TransferPeers
 
 SECRET = b"of the fleet"
-WHOLE = KvLayout(
-    model_fingerprint="m",
-    dtype="float32",
-    num_layers=2,
-    num_kv_heads=4,
-    block_size=2,
-    head_dim=4,
-)
+WHOLE = divisible_layout()
 
 
 class Transfers:

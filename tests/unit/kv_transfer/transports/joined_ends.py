@@ -26,17 +26,11 @@ from kv_transfer.transports.joined import JoinedTransport
 from kv_transfer.transports.joined_descriptor import EndOfPool, encode_ends
 from protocol.errors import TransferError
 from protocol.layout import KvLayout
+from tests.layouts import divisible_layout
 from tests.unit.kv_transfer.fake_transport import FakeTransport
 
-WHOLE = KvLayout(
-    model_fingerprint="m",
-    dtype="float32",
-    num_layers=2,
-    num_kv_heads=4,
-    block_size=2,
-    head_dim=4,
-)
-ONE, TWO, STAGES = WHOLE, WHOLE.shard(0, 2), WHOLE.shard(0, 1, 1, 2)
+ONE = divisible_layout()
+TWO, STAGES = ONE.shard(0, 2), ONE.shard(0, 1, 1, 2)
 POOL = PoolMemory(4096, 64, 8, "cpu")
 NOTE = b"note"
 

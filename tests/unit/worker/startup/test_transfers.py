@@ -14,18 +14,11 @@ from kv_transfer.authentication import verify_descriptor
 from kv_transfer.service import TransferService
 from kv_transfer.transports.interface import PoolMemory
 from protocol.layout import KvLayout
-from tests.layouts import windowed_layout
+from tests.layouts import divisible_layout, windowed_layout
 from worker.settings import WorkerSettings
 from worker.startup.transfers import register_pool
 
-LAYOUT = KvLayout(
-    model_fingerprint="m",
-    dtype="float32",
-    num_layers=2,
-    num_kv_heads=4,
-    block_size=2,
-    head_dim=4,
-)
+LAYOUT = divisible_layout()
 SETTINGS = WorkerSettings(
     model="m", redis_url="redis://127.0.0.1:1", cluster_secret="a secret of sixteen"
 )

@@ -15,18 +15,11 @@ from engine.loader import LoadedEngine
 from kv_transfer.tiers.kv_tiers import KvTiers
 from protocol.layout import KvLayout
 from scheduling.block_pools import BlockPools
-from tests.layouts import windowed_layout
+from tests.layouts import divisible_layout, windowed_layout
 from worker.settings import WorkerSettings
 from worker.tiers.assembly import open_tiers
 
-LAYOUT = KvLayout(
-    model_fingerprint="m",
-    dtype="float32",
-    num_layers=2,
-    num_kv_heads=4,
-    block_size=2,
-    head_dim=4,
-)
+LAYOUT = divisible_layout()
 WINDOWED = windowed_layout(2, 5)
 
 
