@@ -31,11 +31,7 @@ def windowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFleet]:
     monkeypatch.setattr("worker.served_fetches.SERVE_SHARE", 1.0)
     made = WorkerFleet((1, 3, 1), (POOL, POOL), layout=windowed_layout(BLOCK, 9, 17))
     yield made
-    for bench in made.workers.values():
-        assert bench.scheduler.pools.num_used == 0, bench.name
-        assert not bench.model.strays
-        assert bench.sink.num_open == 0
-        bench.scheduler.pools.check()
+    made.check_nothing_is_held()
     made.close()
 
 

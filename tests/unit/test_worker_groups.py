@@ -30,10 +30,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerFleet]:
     monkeypatch.setattr(served_fetches, "SERVE_SHARE", 1.0)
     made = WorkerFleet((1, 2, 1), (128, 128), layout=LAYOUT)
     yield made
-    for bench in made.workers.values():
-        assert bench.scheduler.pools.num_used == 0, bench.name
-        assert not bench.model.strays
-        assert bench.sink.num_open == 0
+    made.check_nothing_is_held()
     made.close()
 
 

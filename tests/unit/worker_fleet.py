@@ -423,6 +423,14 @@ class WorkerFleet:
                 pinned = Counter({b: pins for b, pins in enumerate(manager._pins) if pins})
                 assert held == pinned, (name, group)
 
+    def check_nothing_is_held(self) -> None:
+        """No worker has a block in use, an open handoff or a write into a free block."""
+        for name, bench in self.workers.items():
+            assert bench.scheduler.pools.num_used == 0, name
+            assert not bench.model.strays, name
+            assert bench.sink.num_open == 0, name
+            bench.scheduler.pools.check()
+
     def is_idle(self) -> bool:
         """Whether nothing is left of any request."""
         return not (

@@ -31,11 +31,7 @@ STATES, IN_A_PAGE = 1, 10
 def fleet_of(num_pages: int) -> Iterator[WorkerFleet]:
     made = WorkerFleet((1, 3, 1), (num_pages, num_pages), layout=state_layout(BLOCK, 38))
     yield made
-    for bench in made.workers.values():
-        assert bench.scheduler.pools.num_used == 0, bench.name
-        assert not bench.model.strays
-        assert bench.sink.num_open == 0
-        bench.scheduler.pools.check()
+    made.check_nothing_is_held()
     made.close()
 
 
