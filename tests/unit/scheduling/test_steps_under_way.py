@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from scheduling.sequence import SequenceState
+from scheduling.batch import Batch
+from scheduling.scheduler import Scheduler
+from scheduling.sequence import Sequence, SequenceState
 from tests.unit.scheduling.scheduler_harness import make_scheduler, make_sequence, run_step
+
+
+def launch_two_chunks() -> tuple[Scheduler, Sequence, list[Batch]]:
+    """A long prompt whose first two chunks are in steps under way."""
+    scheduler = make_scheduler(chunk_max_tokens=8)
+    sequence = make_sequence("long", list(range(30)))
+    scheduler.add(sequence)
+    steps = []
+    for _ in range(2):
+        steps.append(scheduler.schedule(0.0))
+        scheduler.launched(steps[-1])
+    return scheduler, sequence, steps
 
 
 def test_a_chunk_that_gives_no_token_is_computed_once_it_is_launched() -> None:
@@ -28,26 +42,14 @@ def test_a_chunk_that_gives_no_token_is_computed_once_it_is_launched() -> None:
 
 
 def test_a_step_that_ends_sets_no_prompt_back_that_a_later_one_has_taken_on() -> None:
-    scheduler = make_scheduler(chunk_max_tokens=8)
-    sequence = make_sequence("long", list(range(30)))
-    scheduler.add(sequence)
-    steps = []
-    for _ in range(2):
-        steps.append(scheduler.schedule(0.0))
-        scheduler.launched(steps[-1])
+    scheduler, sequence, steps = launch_two_chunks()
     scheduler.landed(steps[0])
     scheduler.commit(steps[0], [], 0.0)
     assert sequence.num_computed == 16
 
 
 def test_blocks_are_released_when_the_last_step_that_uses_them_has_landed() -> None:
-    scheduler = make_scheduler(chunk_max_tokens=8)
-    sequence = make_sequence("long", list(range(30)))
-    scheduler.add(sequence)
-    steps = []
-    for _ in range(2):
-        steps.append(scheduler.schedule(0.0))
-        scheduler.launched(steps[-1])
+    scheduler, sequence, steps = launch_two_chunks()
     scheduler.finish(sequence)
     assert scheduler.blocks.num_pinned == 8
     scheduler.landed(steps[0])

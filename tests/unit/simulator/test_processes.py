@@ -8,6 +8,8 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -44,10 +46,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="a socket names no process here")
-def test_ctrl_c_is_no_error_of_a_process_that_still_imports(tmp_path: Path) -> None:
-    script, path = tmp_path / "importing.py", tmp_path / "link"
-    script.write_text(IMPORTING)
+@contextmanager
+def running(
+    code: str, folder: Path, errors: int = subprocess.DEVNULL
+) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    """A command that runs the code, and the socket to which its processes connect."""
+    script, path = folder / "command.py", folder / "link"
+    script.write_text(code)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
@@ -55,8 +60,14 @@ def test_ctrl_c_is_no_error_of_a_process_that_still_imports(tmp_path: Path) -> N
         command = subprocess.Popen(
             [sys.executable, script, path],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
+            stderr=errors,
         )
+        yield command, server
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="a socket names no process here")
+def test_ctrl_c_is_no_error_of_a_process_that_still_imports(tmp_path: Path) -> None:
+    with running(IMPORTING, tmp_path, subprocess.PIPE) as (command, server):
         link = server.accept()[0]
         (pid,) = struct.unpack("i8x", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         assert pid != command.pid
@@ -70,17 +81,7 @@ def test_ctrl_c_is_no_error_of_a_process_that_still_imports(tmp_path: Path) -> N
 def test_no_process_outlives_a_command_that_a_signal_ended(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    script, path = tmp_path / "hanging.py", tmp_path / "link"
-    script.write_text(HANGING)
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        server.listen()
-        server.settimeout(120)
-        command = subprocess.Popen(
-            [sys.executable, script, path],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.DEVNULL,
-        )
+    with running(HANGING, tmp_path) as (command, server):
         links = [server.accept()[0] for _ in range(2)]
         command.send_signal(number)
         for link in links:

@@ -45,20 +45,12 @@ def _keywords(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
 
 
-def _tags(name: str, arguments: dict[str, Any]) -> str:
+def _tags(tag: str, padding: str, name: str, arguments: dict[str, Any]) -> str:
     parts = [
-        f"<parameter={key}>\n{value if isinstance(value, str) else _json(value)}\n</parameter>\n"
+        f"<parameter={key}>{padding}{_as_text(value)}{padding}</parameter>\n"
         for key, value in arguments.items()
     ]
-    return f"<tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</tool_call>"
-
-
-def _seed_tags(name: str, arguments: dict[str, Any]) -> str:
-    parts = [
-        f"<parameter={key}>{value if isinstance(value, str) else _json(value)}</parameter>\n"
-        for key, value in arguments.items()
-    ]
-    return f"<seed:tool_call>\n<function={name}>\n{''.join(parts)}</function>\n</seed:tool_call>"
+    return f"<{tag}>\n<function={name}>\n{''.join(parts)}</function>\n</{tag}>"
 
 
 def _glm_tags(name: str, arguments: dict[str, Any]) -> str:
@@ -149,8 +141,8 @@ _CALLS_OF = {
         f"<function={name}>{_json(arguments)}</function>" for name, arguments in calls
     ),
     "pythonic": lambda calls: f"[{', '.join(f'{n}({_keywords(a)})' for n, a in calls)}]",
-    "qwen3_coder": lambda calls: "\n".join(_tags(*each) for each in calls),
-    "seed_oss": lambda calls: "\n".join(_seed_tags(*each) for each in calls),
+    "qwen3_coder": lambda calls: "\n".join(_tags("tool_call", "\n", *each) for each in calls),
+    "seed_oss": lambda calls: "\n".join(_tags("seed:tool_call", "", *each) for each in calls),
 }
 FRAGMENTS = [
     *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.add:0", "```"),
