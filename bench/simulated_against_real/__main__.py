@@ -47,9 +47,6 @@ from simulator.devices.step_noise import StepNoise
 _SMOLLM2, _BUNDLED = "smollm2", "demo_model"
 _MOST_CONTEXT = 2048
 _MIXTURE_S = 15.0
-_PARTS = 8
-"""The parts of a load. Pieces of the mixture lie around and between them, as long in all and as
-dense as they are, and see the same changes of the machine's speed."""
 _SEEDS = 8
 """The simulations of a load, which differ in their draws; simulated figures are their means."""
 
@@ -110,17 +107,12 @@ def _compare(
     model: str, shape: Shape, loads: Sequence[Load], seconds: float, console: Console
 ) -> Iterator[Comparison]:
     """Loads on one fleet, each in parts with pieces of the mixture around and between them."""
-    part_s = seconds / _PARTS
     with real_fleet(_path_of(model), shape) as fleet:
         calibration, context = _calibration(fleet)
         found = list[tuple[str, list[Served], Profile, Usage]]()
         for load in loads:
-            watch, parts = MachineWatch(), list[Served]()
-            pieces = [calibration.play_mixture(load.share, part_s / 2)]
-            for number, part in enumerate(load.parts(_PARTS), 1):
-                parts.append(calibration.play_load(part, part_s))
-                piece_s = part_s if number < _PARTS else part_s / 2
-                pieces.append(calibration.play_mixture(load.share, piece_s))
+            watch = MachineWatch()
+            parts, pieces = calibration.play_parts(load, seconds)
             found.append((load.name, parts, calibration.profile(pieces), watch.usage()))
         traces = [each.trace for each in calibration.served]
     for name, parts, measured, usage in found:

@@ -32,6 +32,9 @@ from protocol.errors import BatonError
 from simulator.devices.measured_steps import TabledSteps
 from simulator.traces.sessions import Trace
 
+PARTS = 8
+"""The parts in which a load is played."""
+
 
 @dataclass(frozen=True)
 class Served:
@@ -54,7 +57,6 @@ class Calibration:
         self._context = context
         self._router_pid = router_pid
         self.served: list[Served] = []
-        self._num_mixtures = 0
         lone, *groups = calibration_traces(context)
         self._bare = _bare_profile(self.play(lone), [self.play(each) for each in groups])
 
@@ -71,12 +73,22 @@ class Calibration:
         self.served.append(served)
         return served
 
+    def play_parts(self, load: Load, seconds: float) -> tuple[list[Served], list[Served]]:
+        """Send a load of about so many seconds in parts, and pieces of the mixture around and
+        between them. The pieces are as long in all and as dense as the parts, and see the same
+        changes of the machine's speed."""
+        part_s = seconds / PARTS
+        parts, pieces = list[Served](), [self.play_mixture(load.share, part_s / 2)]
+        for number, part in enumerate(load.parts(PARTS), 1):
+            parts.append(self.play_load(part, part_s))
+            pieces.append(self.play_mixture(load.share, part_s if number < PARTS else part_s / 2))
+        return parts, pieces
+
     def play_mixture(self, share: float, seconds: float) -> Served:
         """Send another piece of the mixture, of about so many seconds, as dense as a load with this
         share of the capacity: steps of busier workers are quicker, because their cores seldom
         halt."""
-        number = self._num_mixtures
-        self._num_mixtures += 1
+        number = len(self.served)
         name, seed = f"{MIXTURE.name} {number}", MIXTURE.seed + 100 * number
         load = replace(MIXTURE, name=name, seed=seed, share=share)
         return self.play_load(load, seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from bench.replay.player import Played
 from bench.simulated_against_real import machine
+from bench.simulated_against_real.calibration import Calibration, Served
 from bench.simulated_against_real.comparison import Comparison, Figures, simulate, with_handoff
 from bench.simulated_against_real.fleet_profile import (
     Profile,
@@ -131,6 +133,31 @@ def test_no_part_of_a_load_repeats_a_block_of_another_one() -> None:
     ]
     assert all(found)
     assert sum(map(len, found)) == len(set().union(*found))
+
+
+class Listed(Calibration):
+    """Notes the loads that it would play."""
+
+    def __init__(self) -> None:
+        self.served: list[Served] = []
+        self.loads: list[tuple[Load, float]] = []
+
+    def play_load(self, load: Load, seconds: float) -> Served:
+        """See the base class."""
+        self.loads.append((load, seconds))
+        self.served.append(Served(Trace(load.name, []), [], 0.0, 0.0))
+        return self.served[-1]
+
+
+def test_pieces_of_the_mixture_lie_around_and_between_the_parts_of_a_load() -> None:
+    calibration, busy = Listed(), next(load for load in LOADS if load.name == "busy")
+    parts, pieces = calibration.play_parts(busy, 16.0)
+    between = zip(parts, pieces[1:], strict=True)
+    assert calibration.served == [pieces[0], *chain.from_iterable(between)]
+    assert [each.trace.name for each in parts] == [each.name for each in busy.parts(8)]
+    assert [seconds for _, seconds in calibration.loads] == [1.0, *[2.0] * 15, 1.0]
+    assert {each.share for each, _ in calibration.loads} == {busy.share}
+    assert len({each.seed for each, _ in calibration.loads}) == 17
 
 
 def test_the_figures_of_several_runs_are_averaged() -> None:
