@@ -75,6 +75,7 @@ from process.open_files import FileRoom, is_reserved
 logging.basicConfig(stream=sys.stdout, format="%(message)s", level=logging.INFO)
 resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))
 room, fds = FileRoom(), [os.dup(0)]
+first = fds[0]
 while not is_reserved(fds[-1]):
     fds.append(os.dup(0))
     room.check()
@@ -82,6 +83,7 @@ print(fds[-1])
 while fds:
     os.close(fds.pop())
 room.check()
+assert os.dup(0) == first, "the checks keep no descriptor"
 """
 
 

@@ -113,10 +113,10 @@ def test_a_prompt_waits_for_none_of_a_lower_priority() -> None:
 
 def test_where_layers_keep_windows_only_an_equal_prompt_waits() -> None:
     chunk = Chunk(make_sequence("first", PROMPT), 0, len(PROMPT), completes=True)
-    longer = make_sequence("longer", [*PROMPT, 1])
     equal = make_sequence("equal", PROMPT)
-    held_up = [
-        [SharedPrompts(planned(chunk), [], needs_all).hold_up(each) for each in (equal, longer)]
-        for needs_all in (False, True)
-    ]
-    assert held_up == [[True, True], [True, False]]
+    longer = make_sequence("longer", [*PROMPT, 1])
+    other = make_sequence("other", [*PROMPT[: 4 * BLOCK], *range(100, 101 + BLOCK)])
+    for needs_all in (False, True):
+        shared = SharedPrompts(planned(chunk), [], needs_all)
+        held_up = [shared.hold_up(each) for each in (equal, longer, other)]
+        assert held_up == [True, not needs_all, not needs_all]

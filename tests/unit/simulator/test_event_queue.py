@@ -21,6 +21,15 @@ def test_at_one_moment_arrivals_come_first_then_messages_then_the_ends_of_steps(
     assert queue.num_run == len(ran)
 
 
+def test_a_beat_comes_before_the_events_of_its_moment_and_ends_with_the_last_event() -> None:
+    queue, ran = EventQueue(), list[tuple[str, float]]()
+    queue.every(1.0, lambda: ran.append(("beat", queue.now)))
+    for time in (0.5, 2.0, 2.5):
+        queue.at(time, lambda: ran.append(("event", queue.now)))
+    queue.run()
+    assert ran == [("event", 0.5), ("beat", 1.0), ("beat", 2.0), ("event", 2.0), ("event", 2.5)]
+
+
 def test_an_arrival_is_queued_when_the_one_before_it_runs() -> None:
     queue, taken = EventQueue(), list[float]()
 

@@ -120,10 +120,14 @@ def test_conversations_are_sessions_at_their_recorded_times(tmp_path: Path) -> N
     assert [turn.not_before_s for turn in faster.sessions[0].turns] == [0.0, 4.75]
 
 
-def test_an_output_is_reused_only_by_a_prompt_that_can_contain_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last_id", [2, 7])
+def test_an_output_is_reused_only_by_a_prompt_that_can_contain_it(
+    tmp_path: Path, last_id: int
+) -> None:
+    begin = {**FIRST, "hash_ids": [0, 1, last_id]}
     short = {**NEXT, "input_length": 59, "hash_ids": [0, 1, 3, 4]}
     for following, count in ((NEXT, 5), (short, 2)):
-        first, second = trace_of(tmp_path, FIRST, following).sessions[0].turns
+        first, second = trace_of(tmp_path, begin, following).sessions[0].turns
         assert first.blocks is not None
         assert second.blocks is not None
         found, prompt = first.blocks.digests(16), second.blocks.digests(16)

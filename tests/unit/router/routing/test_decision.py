@@ -228,6 +228,31 @@ def test_a_worker_whose_speed_is_not_proven_counts_as_a_typical_one() -> None:
     assert token_us() < 100.0, "it was slow once, and has had no chance since"
 
 
+def test_a_worker_that_joins_counts_as_typical_at_once() -> None:
+    proven = {"prefill_tokens": 10**6, "steps": 10**5, "step_us": 10**7}
+    d1, d2 = worker("d1"), worker("d2")
+    d1.take_stats(stats("d1", step_per_token_us=50.0, counters=proven))
+    view = view_of(d1)
+    assert view.loads([d1])[0].pace.per_token_us == 50.0
+    view.join(d2)
+    assert view.loads([d2])[0].pace.per_token_us == 50.0
+
+
+@pytest.mark.parametrize(
+    ("error_us", "predicted_us", "is_proven"),
+    [(50, 150, True), (90, 109, True), (90, 91, True), (90, 115, False), (90, 85, False)],
+)
+def test_a_step_model_is_proven_by_small_errors_or_by_errors_that_cancel_out(
+    error_us: int, predicted_us: int, is_proven: bool
+) -> None:
+    counters = {"prefill_tokens": 10**6, "steps": 10**5, "step_us": 100}
+    counters |= {"step_error_us": error_us, "predicted_step_us": predicted_us}
+    d1 = worker("d1")
+    d1.take_stats(stats("d1", step_per_token_us=50.0, counters=counters))
+    assert d1.speed is not None
+    assert (d1.speed.token_trust > 0.9, d1.speed.proven_tokens > 0) == (is_proven, is_proven)
+
+
 def test_an_idle_prefill_pool_does_not_count_as_fast_as_the_decode_workers() -> None:
     """Pools may have other cards, so each has its own typical worker."""
     proven = {"prefill_tokens": 10**6, "steps": 10**5, "step_us": 10**7}

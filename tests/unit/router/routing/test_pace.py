@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from router.routing.pace import Pace, unloaded_pace
+from router.routing.pace import Pace, freshness, typical_speed, unloaded_pace
 from router.routing.prediction import WorkerSpeed
 
 
@@ -31,3 +32,37 @@ def test_times_of_steps_and_of_tokens_are_believed_by_trusts_of_their_own() -> N
     assert (pace.fixed_us, pace.per_token_us) == (1750.0, 125.0)
     assert pace.per_attended_us == pytest.approx(0.125)
     assert (pace.chunk_tokens, pace.itl_target_ms) == (256, 30.0)
+    old = unloaded_pace(msgspec.structs.replace(reported, freshness=0.5), typical)
+    assert (old.fixed_us, old.per_token_us) == (1375.0, 112.5)
+
+
+def test_a_clock_that_goes_back_makes_no_model_fresher_than_new() -> None:
+    assert freshness(-(10**12)) == 1.0
+
+
+def speed(fixed_us: float, token_trust: float = 1.0, freshness: float = 1.0) -> WorkerSpeed:
+    return WorkerSpeed(
+        fixed_us, 0.0, 0.0, 512, 50.0, 0, 0, token_trust=token_trust, freshness=freshness
+    )
+
+
+UNTRUSTED, OLD, FRESH, UNKNOWN = speed(1.0, 0.2), speed(2.0, 1.0, 0.2), speed(3.0), speed(0.0)
+
+
+@pytest.mark.parametrize(
+    ("pool", "others", "fixed_us"),
+    [
+        ([UNTRUSTED, OLD, OLD, FRESH], [], 3.0),
+        ([UNTRUSTED, OLD], [FRESH], 2.0),
+        ([UNTRUSTED], [UNTRUSTED, OLD], 2.0),
+        ([UNTRUSTED, None], [UNKNOWN, None], 1.0),
+    ],
+    ids=["fresh ones of the pool", "any of the pool", "trusted ones of the fleet", "all known"],
+)
+def test_the_workers_that_a_typical_speed_is_the_median_of(
+    pool: list[WorkerSpeed | None], others: list[WorkerSpeed | None], fixed_us: float
+) -> None:
+    found = typical_speed(pool, [*pool, *others])
+    assert found is not None
+    assert found.fixed_us == fixed_us
+    assert typical_speed([None], [UNKNOWN, None]) is None

@@ -21,9 +21,9 @@ def test_blocks_wait_for_those_that_are_under_way_between_the_same_workers() -> 
 
 def test_the_sources_of_a_sink_are_those_that_are_known_and_not_forgotten() -> None:
     pairs = Pairs(most=3)
-    for source in ("p1", "p2", "p3", "p4"):
+    for source in ("p2", "p1", "p3", "p2", "p4"):
         pairs.observe(source, "d1", 1, 1.0)
-    assert set(pairs.of_sink("d1")) == {"p2", "p3", "p4"}, "the oldest made room"
+    assert set(pairs.of_sink("d1")) == {"p2", "p3", "p4"}, "the one measured first made room"
     assert pairs.of_sink("d1")["p2"] is pairs.find("p2", "d1")
     pairs.forget("p3")
     assert set(pairs.of_sink("d1")) == {"p2", "p4"}
@@ -47,4 +47,6 @@ def test_a_new_measurement_outweighs_an_old_one() -> None:
         pairs.observe("p1", "d2", 1, 1.0)
     pairs.now = 20 * HALF_LIFE_S
     pairs.observe("p1", "d1", 1, 1.0)
-    assert pairs.pair("p1", "d1").ms_per_block == pytest.approx(1.0, rel=0.01)
+    pair = pairs.pair("p1", "d1")
+    assert pair.ms_per_block == pytest.approx(1.0, rel=0.01)
+    assert pair.transfer_ms(1, 9.0, pairs.now) == pytest.approx(1.0, rel=0.01)
