@@ -1,4 +1,4 @@
-"""What a decode worker's flight recorder tells of a request."""
+"""The events that a decode worker's flight recorder keeps about a request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def recorded(d: DecodeBench) -> list[tuple[str, int, int]]:
     return [(each.kind.value, each.number, each.tokens) for each in page.events]
 
 
-def test_the_flight_recorder_tells_how_a_request_came_from_a_peer_and_ended(
+def test_it_records_how_a_request_came_from_a_peer_and_ended(
     d: DecodeBench,
 ) -> None:
     say(d, REMOTE)
@@ -41,7 +41,7 @@ def test_the_flight_recorder_tells_how_a_request_came_from_a_peer_and_ended(
     assert [each for each in events if each[0] == "step"] == [("step", 1, 0)] * 3
 
 
-def test_the_flight_recorder_tells_how_a_local_prompt_was_computed_and_failed(
+def test_it_records_how_a_local_prompt_was_computed_and_failed(
     d: DecodeBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -56,7 +56,7 @@ def test_the_flight_recorder_tells_how_a_local_prompt_was_computed_and_failed(
     assert (line.request_id, line.trace_id) == ("r", "a" * 32)  # type: ignore[attr-defined]
 
 
-def test_a_trace_id_that_is_none_is_refused(d: DecodeBench) -> None:
+def test_a_malformed_trace_id_is_refused(d: DecodeBench) -> None:
     (failed,) = say(d, msgspec.structs.replace(LOCAL, trace_id="not a trace\n"))
     assert isinstance(failed, AttemptFailed)
     assert failed.reason == "a trace id has 32 hexadecimal digits"
