@@ -9,37 +9,24 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.admission.api_keys import KeyRing, hash_key
 from gateway.api.openai_responses import memory, references
-from gateway.http.access import AccessRules
 from gateway.text.tokenizer import Tokenizer
-from process.store import response_records
 from process.store.embedded_valkey import EmbeddedValkey
-from tests.unit.gateway.api_clients import CALL, SCHEMA, SHORT_CALL, THINKING
+from tests.unit.gateway.api.keeping_server import THEIRS, TOOLS, keeping_server, prompt_of
+from tests.unit.gateway.api_clients import CALL, SHORT_CALL, THINKING
 from tests.unit.gateway.api_harness import MODEL, LiveApi
 
-TOOLS = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}]
-OURS, THEIRS = (f"baton-{letter * 43}" for letter in "ab")
 PATH = "/v1/responses"
 HI = {"role": "user", "content": "Hi"}
 
 
 @pytest.fixture(scope="module")
 def running_api(tools_checkpoint: Path, tools_tokenizer: Tokenizer) -> Iterator[LiveApi]:
-    """A server with two keys that keeps responses."""
-    rules = AccessRules(api=KeyRing([hash_key(OURS), hash_key(THEIRS)]))
-    with EmbeddedValkey() as valkey, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(response_records, "TIMEOUT_S", 60.0)  # a busy machine may take long
-        patch.setattr(memory, "_LOOKS_S", (0.001,))
-        with LiveApi(
-            tools_checkpoint,
-            tools_tokenizer,
-            max_context=100_000,
-            rules=rules,
-            redis_url=valkey.url,
-        ) as live:
-            live.http.headers["authorization"] = f"Bearer {OURS}"
-            yield live
+    with (
+        EmbeddedValkey() as valkey,
+        keeping_server(tools_checkpoint, tools_tokenizer, valkey.url) as live,
+    ):
+        yield live
 
 
 def ask(api: LiveApi, *items: Any, **fields: Any) -> dict[str, Any]:
@@ -51,10 +38,6 @@ def ask(api: LiveApi, *items: Any, **fields: Any) -> dict[str, Any]:
 
 def refused(api: LiveApi, *items: Any, **fields: Any) -> httpx.Response:
     return api.post(PATH, {"model": MODEL, "input": list(items), **fields})
-
-
-def prompt_of(api: LiveApi) -> str:
-    return api.tokenizer.decode(api.generator.requests[-1].token_ids, False)
 
 
 def referring(*items: dict[str, Any]) -> list[dict[str, str]]:
