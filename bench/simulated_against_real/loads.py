@@ -51,7 +51,8 @@ LOADS = (
     ),
 )
 MIXTURE = Load("mixture", 0.4, _POISSON, seed=5)
-"""The load from which the calibration takes delays."""
+"""The load by which the calibration measures delays, and the factors of steps. Its density becomes
+that of the compared load."""
 
 
 @dataclass(frozen=True)
