@@ -45,8 +45,8 @@ def _has_reader() -> bool:
 
 
 def _is_output_taken(last: str = "") -> bool:
-    """Whether standard output takes all that was printed, and `last`. If not, the rest is dropped,
-    without a word if its reader went away, as `head` does."""
+    """Write `last`, and flush standard output; returns whether that worked. On failure the rest of
+    the output is dropped; only a reader that went away, such as `head`, is not reported."""
     if sys.stdout is None:  # it was closed when we started, so nothing was printed
         return True
     try:

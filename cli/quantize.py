@@ -22,7 +22,7 @@ from worker.settings import WorkerSettings
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
-"""Added to a signal's number, the exit code of a process that it ends."""
+"""A process that a signal ends has this plus the signal's number as its exit code."""
 _LEAST_TOKENS = 512
 _MOST_CHARS = 128
 """Characters of the text that are read for each token; ten times what texts have."""

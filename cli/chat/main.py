@@ -104,7 +104,7 @@ def _converse(endpoint: Endpoint, conversation: Conversation, console: Console) 
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
-    """End with what has to be done at the end: at the prompt the terminal is in another mode."""
+    """Exit through Python's cleanup, which restores the mode of the terminal."""
     raise SystemExit(_TERMINATED)
 
 

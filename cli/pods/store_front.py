@@ -56,7 +56,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # as Valkey, which does not end by it
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # ignored, as by Valkey
     socket = path / "valkey.sock"
     valkey = await _start_valkey(settings, *server, socket)
     front = StoreFront(socket, certificate.context, _ports(settings))

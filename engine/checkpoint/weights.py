@@ -163,9 +163,9 @@ def _load(
 
 
 def _as_stored(tensors: StoredTensors, config: ModelConfig, level: int) -> ModelConfig:
-    """The configuration, untied if the checkpoint has weights of the logits that are not the
-    embedding's, as in transformers. Those of another worker are not compared, but used. `level`:
-    of the log entry that says so."""
+    """The configuration, untied if the checkpoint has weights of the logits that differ from the
+    embedding's, as in transformers. Weights of the logits from another worker are used without
+    comparison. `level` is that of the log entry about untied weights."""
     entries = tensors.entries
     stored = [entries[name].dtype for name in (EMBED, LM_HEAD) if name in entries]
     are_both_plain = len(stored) == 2 and PLAIN_DTYPES.keys() >= set(stored)

@@ -153,9 +153,10 @@ class Costs:
         return wait_ms, step_ms, tpot_ms + share * max(0.0, step_ms - tpot_ms)
 
     def _moving_ms(self, recompute: int, begins_ms: float) -> float:
-        """How long the KV still moves after the first token, by the measured pairs; 0 without
-        them. That is at least the time for the last chunk's blocks. It is more if earlier blocks
-        are not over by then, for example because the other worker had most of the prompt cached."""
+        """How long the KV still moves after the first token, by the measured pairs; 0 if no pair
+        was measured. That is at least the time for the last chunk's blocks. It is more if earlier
+        blocks have not arrived by then, for example because the other worker had most of the
+        prompt cached."""
         usual, block_size = self._pairs.usual_ms_per_block or 0.0, self._block_size
         last = exposed_blocks(recompute, block_size) + self._in_windows
         return max(last * usual, -(-recompute // block_size) * usual - begins_ms)

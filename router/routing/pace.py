@@ -127,7 +127,7 @@ def trusts(num_steps: int, num_tokens: int) -> tuple[float, float]:
 
 
 def freshness(idle_us: int) -> float:
-    """The share of its trust that a model keeps whose last step was `idle_us` ago."""
+    """The share of its trust that a model keeps `idle_us` after its last step."""
     return exp2(-max(0, idle_us) / HALF_LIFE_US)
 
 

@@ -3,8 +3,8 @@
 Requests of one moment often share a prompt, for example the choices of one request. If they began
 in the same step, each would compute all of it. So a prompt waits while steps compute blocks that it
 lacks too, as long as these are at least half of what it lacks: then it computes only the rest. It
-waits for no prompt that makes no progress, and for none of a lower priority: chunks of more urgent
-prompts come before those of that one, so the wait could be long.
+never waits for a prompt that makes no progress, nor for one of a lower priority: chunks of more
+urgent prompts come before those of such a prompt, so the wait could be long.
 """
 
 from __future__ import annotations

@@ -45,14 +45,14 @@ class TagCallsParser(ToolParser):
     """Any number of calls, with content before, between and after them.
 
     - `begin`, `end`: the tags around calls; a call ends at `end` if `call_end` is empty.
-    - `call`: with what a call begins; empty if its name follows `begin`.
+    - `call`: the beginning of a call; empty if its name follows `begin`.
     - `head`: matches from the beginning of a call up to its first argument, with the group `name`.
-    - `argument`: with what an argument begins.
+    - `argument`: the beginning of an argument.
     - `key`: matches up to the value, with the group `key`. The group `string`, if there is one, is
-      what the model itself says of the value: `true` for text.
+      the model's own type of the value: `true` for text.
     - `head_so_far`, `key_so_far`: match any beginning of a text that `head` or `key` matches.
     - `padding`: surrounds values.
-    - `tags_begin_lines`: whether a tag behind a value without an end must begin a line.
+    - `tags_begin_lines`: whether a tag after a value without an end tag must begin a line.
     """
 
     begin: ClassVar[str]

@@ -30,7 +30,7 @@ _MAX_NESTING = 8
 _MAX_ALTERNATIVES = 8
 _MAX_CHOICES = 10_000
 MAX_SCALAR_CHARS = 64
-"""A longer value is no number, constant or null where text is possible, too."""
+"""Where the schema allows text, a longer value is text, even if it reads as a number."""
 
 
 def kinds_of_arguments(schema: Mapping[str, Any]) -> dict[str, Kinds | None]:
