@@ -38,6 +38,8 @@ EXPECTED_S = 10.0
 """How long blocks of a routed prompt are expected on its worker."""
 IDLE_S = 1.0
 """The time after which an idle worker reports again."""
+_MOST_REPEATS = 100
+"""Reports of a worker that stays idle: after that time its step model counts for nothing."""
 
 
 class SimulatedRouter:
@@ -224,6 +226,7 @@ class Reports:
         self._seq: dict[str, int] = {}
         self._due: dict[str, float] = {}
         self._held: dict[str, WorkerStats] = {}  # until they are due
+        self._repeats: dict[str, int] = {}  # that are left until the worker's load changes
 
     def on_first_token(self, request: Request, time: float) -> None:
         """See `Listener`."""
@@ -242,6 +245,7 @@ class Reports:
     def on_change(self, worker: SimulatedWorker) -> None:
         """See `Listener`. Changes of the cache go out at once, the load not too often."""
         now, name = self._queue.now, worker.name
+        self._repeats[name] = _MOST_REPEATS
         events = self._events(worker)
         if events is not None:
             for router in self.routers.values():
@@ -255,12 +259,14 @@ class Reports:
             self._held[name] = stats
 
     def repeat(self, workers: Iterable[SimulatedWorker]) -> None:
-        """Report the load of idle workers again if their last report is `IDLE_S` old."""
+        """Report the load of idle workers again if their last report is `IDLE_S` old. Workers that
+        have never had a request report nothing."""
         now = self._queue.now
         for worker in workers:
             name = worker.name
-            reported = self._due.get(name, 0.0) - self._report_s
-            if not worker.is_busy and now - reported >= IDLE_S:
+            reported, left = self._due.get(name, 0.0) - self._report_s, self._repeats.get(name, 0)
+            if left and not worker.is_busy and now - reported >= IDLE_S:
+                self._repeats[name] = left - 1
                 self._report(name, _stats(worker, self._seq.get(name, 0), now))
 
     def _report_held(self, name: str) -> None:

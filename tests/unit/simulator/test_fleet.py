@@ -267,3 +267,10 @@ def test_the_step_model_of_an_idle_worker_grows_old() -> None:
     freshest = [view.speed.freshness for view in map(views[-1].worker, ("decode-0", "decode-1"))]
     assert max(freshest) > 0.9, "it has just served the last request"
     assert 0.05 < min(freshest) < 0.1, "four half-lives of ten seconds"
+
+
+def test_a_worker_that_stays_idle_stops_reporting() -> None:
+    """A fleet of 1,000 workers would report as many times in each second of a quiet night."""
+    fleet = small_fleet(0, 2)
+    served(fleet, single(0.0, 200, 4), single(10_000.0, 200, 4))
+    assert 100 < fleet.num_events < 300
