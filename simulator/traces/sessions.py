@@ -109,8 +109,11 @@ class Trace:
         """Its name and size in words."""
         starts = [each.start_s for each in self.sessions] or [0.0]
         span_s = max(starts) - min(starts)
-        size = counted(self.num_turns, "request")
-        return f"{self.name} ({size}, arrivals within {significant(span_s)} s)"
+        size, within = counted(self.num_turns, "request"), f"within {significant(span_s)} s"
+        if self.num_turns == len(self.sessions):
+            return f"{self.name} ({size}, arrivals {within})"
+        sessions = counted(len(self.sessions), "session")
+        return f"{self.name} ({size} in {sessions}, beginning {within})"
 
     @property
     def num_turns(self) -> int:

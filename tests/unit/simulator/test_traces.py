@@ -44,6 +44,13 @@ def test_a_title_counts_time_from_the_first_arrival() -> None:
     assert Trace("made up", sessions).title == "made up (2 requests, arrivals within 3.00 s)"
 
 
+def test_a_title_says_when_sessions_begin() -> None:
+    turns = [Turn(0.0, 8, 1), Turn(60.0, 8, 1)]
+    sessions = [Session(name, start_s, turns) for name, start_s in (("a", 2), ("b", 5))]
+    title = Trace("made up", sessions).title
+    assert title == "made up (4 requests in 2 sessions, beginning within 3.00 s)"
+
+
 def test_mooncake(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, lines(MOONCAKE, {**MOONCAKE, "timestamp": 0, "hash_ids": [0, 7]}))
     assert trace.block_tokens == 512
