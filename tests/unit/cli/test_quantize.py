@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,18 @@ def products() -> None:
             pytest.skip("this CPU has no bf16 products")
     except KernelsUnavailable as error:
         pytest.skip(str(error))
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def usual_signals() -> Iterator[None]:
+    """The default handlers, also in a process that nohup began."""
+    former = [signal.signal(each, signal.SIG_DFL) for each in SIGNALS]
+    yield
+    for each, handler in zip(SIGNALS, former, strict=True):
+        signal.signal(each, handler)
 
 
 def quantize(*flags: str, text: Path, output: Path, model: Path = DEMO_MODEL) -> int:
@@ -88,6 +100,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         (signal.SIGHUP, 129, ""),
     ],
 )
+@pytest.mark.usefixtures("usual_signals")
 def test_what_is_cut_off_leaves_nothing(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -97,7 +110,6 @@ def test_what_is_cut_off_leaves_nothing(
     message: str,
 ) -> None:
     """The disk fails behind the first layer, or the process is to end there."""
-    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
 
     def fail(file: Path, tensors: Mapping[str, WrittenTensor]) -> None:
         write_tensors(file, tensors)
@@ -114,9 +126,25 @@ def test_what_is_cut_off_leaves_nothing(
         with pytest.raises(SystemExit) as ended:
             quantize("--tokens=512", text=text, output=tmp_path / "quantized")
         assert ended.value.code == status
-    assert handlers == [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]
+    assert [signal.getsignal(each) for each in SIGNALS] == [signal.SIG_DFL, signal.SIG_DFL]
     assert [each.name for each in tmp_path.iterdir()] == ["text"]
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("usual_signals")
+def test_an_ignored_signal_stays_ignored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        raise OSError("the disk is gone")
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr(quantized_checkpoint, "write_tensors", fail)
+    text = tmp_path / "text"
+    text.write_text(held_text()[:4000])
+    assert quantize("--tokens=512", text=text, output=tmp_path / "quantized") == 2
+    assert "the disk is gone" in capsys.readouterr().err
 
 
 def test_no_more_of_a_text_is_read_than_its_tokens_need(tmp_path: Path) -> None:

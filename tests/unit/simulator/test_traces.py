@@ -55,7 +55,7 @@ def test_mooncake(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, lines(MOONCAKE, {**MOONCAKE, "timestamp": 0, "hash_ids": [0, 7]}))
     assert trace.block_tokens == 512
     first, second = trace.sessions
-    assert 0 <= first.start_s < 3
+    assert 0 < first.start_s < 3, "requests of one time are spread"
     assert second.start_s == 3
     (turn,) = first.turns
     assert (turn.num_prompt, turn.num_output) == (1000, 5)
@@ -66,6 +66,7 @@ def test_mooncake(tmp_path: Path) -> None:
     assert len(found) == len(common) == 2
     assert found[0] == common[0]
     assert found[1] != common[1]
+    assert len(other.runs) == 1, "consecutive ids are one run"
 
 
 def test_mooncake_without_ids_repeats_no_prompts(tmp_path: Path) -> None:

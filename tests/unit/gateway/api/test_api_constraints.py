@@ -179,19 +179,23 @@ def test_every_server_s_stops_are_served(api: LiveApi, path: str) -> None:
 
 @every_endpoint
 def test_two_constraints_exclude_each_other(api: LiveApi, path: str) -> None:
-    fields = {"regex": "a", "response_format": {"type": "json_object"}}
-    assert "exclude each other" in ask(api, path, fields).json()["error"]["message"]
+    for one in ({"response_format": {"type": "json_object"}}, {"grammar": GBNF}):
+        fields = {"regex": GBNF, **one}
+        assert "exclude each other" in ask(api, path, fields).json()["error"]["message"], one
 
 
 @every_endpoint
 def test_one_constraint_under_several_names_counts_once(api: LiveApi, path: str) -> None:
     by_format = {"response_format": {"type": "json_schema", "json_schema": NAMED}}
-    given = {"json_schema": SCHEMA, "guided_json": json.dumps(SCHEMA), "format": SCHEMA}
+    reordered = dict(reversed(SCHEMA.items()))
+    given = {"json_schema": SCHEMA, "guided_json": json.dumps(reordered), "format": SCHEMA}
     assert sampling_for(api, path, {**by_format, **given}).grammar == BY_SCHEMA
     strict = {"type": "json_schema", "json_schema": {**NAMED, "strict": True}}
     alone = sampling_for(api, path, {"response_format": strict}).grammar
     assert alone != BY_SCHEMA
     assert sampling_for(api, path, {"response_format": strict, **given}).grammar == alone
+    given["format"] = strict["json_schema"]
+    assert sampling_for(api, path, {**by_format, **given}).grammar == alone
     assert sampling_for(api, path, {"regex": "a+", "guided_regex": "a+"}).grammar == BY_REGEX
 
 

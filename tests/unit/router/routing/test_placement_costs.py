@@ -84,6 +84,14 @@ def test_a_decode_worker_helps_before_pairs_are_late(queued: int, busy: int, mod
     assert placed.meets_targets
 
 
+def test_a_worker_that_holds_a_part_and_is_soon_enough_leaves_others_alone() -> None:
+    """A prompt takes 0.2 s; an idle decode worker would be sooner, but not twice as soon."""
+    decode = [load("d1", 2, queued_tokens=900, num_requests=1), load("d2")]
+    prefill = [load("p1", queued_tokens=1200, num_requests=1)]
+    placed = by_cost(1000, decode, prefill, targets=Targets(ttft_ms=500.0))
+    assert (placed.rule, placed.decode.worker_id) == (Rule.NEAR, "d1")
+
+
 def test_prompts_on_a_decode_worker_slow_what_is_handed_over_to_it() -> None:
     """A handoff waits for steps of 0.1 s there, for which a short output does not make up."""
     decode = [load("computing", queued_tokens=500, num_requests=1), load("busy", num_requests=150)]
