@@ -147,8 +147,15 @@ def test_an_ignored_signal_stays_ignored(
     assert "the disk is gone" in capsys.readouterr().err
 
 
-def test_no_more_of_a_text_is_read_than_its_tokens_need(tmp_path: Path) -> None:
+def test_no_more_of_a_text_is_read_than_its_tokens_need(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the text is read")
+
+    monkeypatch.setattr(quantized_checkpoint, "write_tensors", fail)
     text, output = tmp_path / "text", tmp_path / "quantized"
     usable = ("words " * 512 * 128)[: 512 * 128]
     text.write_bytes(usable.encode() + b"\xff" * (1 << 20))
-    assert quantize("--tokens=512", text=text, output=output) == 0
+    assert quantize("--tokens=512", text=text, output=output) == 2
+    assert "the text is read" in capsys.readouterr().err
