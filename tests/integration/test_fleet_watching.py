@@ -22,7 +22,8 @@ from process.store.worker_lease import WorkerLease
 from protocol import wire
 from protocol.registration import WorkerState
 from tests.integration.lease_holder import LONG_S, renewed
-from tests.integration.watched_fleet import WAIT_S, change, until, watching
+from tests.integration.watched_fleet import WAIT_S, change, watching
+from tests.polling import until_in_thread
 from tests.registration import registration
 
 STORE_LEASE_S = 6.0  # where the store stands still: half of it a lease waits for an answer
@@ -118,7 +119,7 @@ async def test_nobody_is_lost_when_the_store_forgets_everything(valkey, cluster,
         assert await change(changes) == {"a": registration("a")}
         with redis.Redis.from_url(valkey.url) as client:
             client.flushall()
-        await _until(lambda: renewed(lease) and lease.lapses == 1)
+        await until_in_thread(lambda: renewed(lease) and lease.lapses == 1)
         lease.update(WorkerState.DRAINING)
         assert (await change(changes))["a"].state is WorkerState.DRAINING, "never empty"
         assert watcher.members.keys() == {"a"}
@@ -136,7 +137,7 @@ async def test_a_newcomer_that_took_the_id_in_an_empty_store_gives_it_back(
         pipeline.eval(*registry.read())
         pipeline.execute()
     ours = {"a": registration("a")}
-    await _until(lambda: renewed(lease) and read_fleet(valkey.url, cluster) == ours)
+    await until_in_thread(lambda: renewed(lease) and read_fleet(valkey.url, cluster) == ours)
     assert (lease.lapses, lease.has_lapsed, lease.refusal) == (1, False, None)
 
 
@@ -147,13 +148,13 @@ async def test_a_store_that_is_killed_and_comes_back_empty(cluster) -> None:
         async with watching(valkey.url, cluster, settle_s=WAIT_S) as (watcher, changes):
             assert await change(changes) == {"a": registration("a")}
             os.kill(valkey.pid, signal.SIGKILL)
-            await _until(lambda: not watcher.is_connected)
+            await until_in_thread(lambda: not watcher.is_connected)
             assert watcher.members == {"a": registration("a")}, "the last known fleet"
-            await _until(lambda: renewed(lease) and lease.is_alive("other", "life"))
+            await until_in_thread(lambda: renewed(lease) and lease.is_alive("other", "life"))
             await asyncio.to_thread(valkey.restart)
-            await _until(lambda: watcher.is_connected)
+            await until_in_thread(lambda: watcher.is_connected)
             again = {"a": registration("a")}
-            await asyncio.to_thread(until, lambda: read_fleet(valkey.url, cluster) == again)
+            await until_in_thread(lambda: read_fleet(valkey.url, cluster) == again)
             assert changes.empty(), "the router never heard of it"
             lease.update(WorkerState.DRAINING)
             assert (await change(changes))["a"].state is WorkerState.DRAINING
@@ -167,7 +168,7 @@ async def test_a_worker_that_died_while_the_store_was_away_is_lost_later(cluster
         async with watching(valkey.url, cluster, settle_s=0.5) as (watcher, changes):
             assert await change(changes) == {"a": registration("a")}
             os.kill(valkey.pid, signal.SIGKILL)
-            await _until(lambda: not watcher.is_connected)
+            await until_in_thread(lambda: not watcher.is_connected)
             await asyncio.to_thread(valkey.restart)
             assert await change(changes) == {}
 
@@ -198,15 +199,11 @@ async def test_a_stopped_store_blocks_nobody(cluster) -> None:
         async with watching(valkey.url, cluster, settle_s=WAIT_S) as (watcher, changes):
             assert await change(changes) == {"a": registration("a")}
             os.kill(valkey.pid, signal.SIGSTOP)
-            await _until(lambda: not watcher.is_connected)
-            await _until(lambda: lease.is_alive("b", "any"))
+            await until_in_thread(lambda: not watcher.is_connected)
+            await until_in_thread(lambda: lease.is_alive("b", "any"))
             os.kill(valkey.pid, signal.SIGCONT)
-            await _until(lambda: watcher.is_connected and not lease.is_alive("b", "any"))
+            await until_in_thread(lambda: watcher.is_connected and not lease.is_alive("b", "any"))
             assert watcher.members == {"a": registration("a")}
             assert changes.empty()
         await asyncio.to_thread(lease.close)
         assert read_fleet(valkey.url, cluster) == {}
-
-
-async def _until(check: Callable[[], object]) -> None:
-    await asyncio.to_thread(until, check)

@@ -20,7 +20,8 @@ from protocol.registration import WorkerInfo, WorkerState
 from tests.effort import some
 from tests.garbage import GARBAGE, keys_of, spoil
 from tests.integration.lease_holder import LONG_S, renewed
-from tests.integration.watched_fleet import WAIT_S, until
+from tests.integration.watched_fleet import WAIT_S
+from tests.polling import until
 from tests.registration import registration
 
 

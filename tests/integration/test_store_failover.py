@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,11 +20,11 @@ from process.store.router_board import RouterBoard
 from process.store.router_leases import RouterLease
 from process.store.worker_lease import WorkerLease
 from protocol.errors import StoreAway
+from tests.polling import until, until_in_thread
 from tests.registration import registration
 
 WAIT_S = 60.0
 LEASE_S = 0.5
-PAUSE = threading.Event()
 
 
 class MovingName:
@@ -51,14 +50,6 @@ async def _forward(source: asyncio.StreamReader, target: asyncio.StreamWriter) -
         while data := await source.read(65536):
             target.write(data)
     target.close()
-
-
-def until(check: Callable[[], object]) -> None:
-    """Ask until something is so."""
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "waited in vain"
-        PAUSE.wait(0.02)
 
 
 def fail_over(old: EmbeddedValkey, new: EmbeddedValkey) -> None:
@@ -90,17 +81,17 @@ async def test_everybody_goes_to_the_new_primary(cluster: str) -> None:
             lease.start()
             tasks = [asyncio.create_task(each.run()) for each in (watcher, router, board)]
             await records.put(ResponseName("owner", "first"), record)
-            await _until(lambda: watcher.is_connected and lease.is_registered)
+            await until_in_thread(lambda: watcher.is_connected and lease.is_registered)
             await asyncio.to_thread(fail_over, old, new)
             name.target = new.port
             with redis.Redis.from_url(new_url) as client:
                 keys = (f"baton:{cluster}:router_lease:one", f"baton:{cluster}:routers")
                 client.delete(*keys)  # which were replicated
-                await _until(lambda: client.exists(*keys) == len(keys))
-            await _until(lambda: read_fleet(new_url, cluster) == {"a": registration("a")})
+                await until_in_thread(lambda: client.exists(*keys) == len(keys))
+            await until_in_thread(lambda: read_fleet(new_url, cluster) == {"a": registration("a")})
             other = WorkerLease(new_url, cluster, registration("b"), WAIT_S)
             other.start()
-            await _until(lambda: "b" in watcher.members)
+            await until_in_thread(lambda: "b" in watcher.members)
             await _put(records, ResponseName("owner", "second"), record)
             for task in tasks:
                 task.cancel()
@@ -150,7 +141,3 @@ async def _put(records: ResponseRecords, name: ResponseName, record: ResponseRec
                 return
             except StoreAway:
                 await asyncio.sleep(0.05)
-
-
-async def _until(check: Callable[[], object]) -> None:
-    await asyncio.to_thread(until, check)

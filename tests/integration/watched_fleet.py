@@ -1,27 +1,16 @@
-"""A watcher of the fleet, what it announces, and waits for what happens."""
+"""A watcher of the fleet, and what it announces."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from process.store.fleet_watcher import FleetWatcher
 from protocol.registration import WorkerInfo
 
 WAIT_S = 60.0
-POLL_S = 0.005
-PAUSE = threading.Event()
-
-
-def until(check: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not check():
-        assert time.monotonic() < deadline, "waited in vain"
-        PAUSE.wait(POLL_S)
 
 
 @asynccontextmanager

